@@ -1,0 +1,49 @@
+"""Axes that are dynamic in the calls and became constants in the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..observe import GraphShapes, TensorLeaf
+
+__all__ = ["frozen_in_onnx", "frozen_in_program"]
+
+
+def _frozen(shapes: GraphShapes, dims: Mapping[str, Sequence[Any]]) -> list[str]:
+    found = []
+    for path, sizes in dims.items():
+        leaf = shapes.leaves.get(path)
+        if not isinstance(leaf, TensorLeaf):
+            continue
+        for axis, dim in leaf.dynamic.items():
+            if axis < len(sizes) and isinstance(sizes[axis], int):
+                found.append(
+                    f"axis {axis} of {path} ({dim}) is dynamic in the calls, "
+                    f"the program fixes it to {sizes[axis]}"
+                )
+    return found
+
+
+def frozen_in_program(
+    program: torch.export.ExportedProgram, paths: Sequence[str], shapes: GraphShapes
+) -> list[str]:
+    """One line per axis that the signature of an ExportedProgram fixes."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    dims = {}
+    for path, name in zip(paths, program.graph_signature.user_inputs, strict=False):
+        value = nodes[str(name)].meta.get("val") if str(name) in nodes else None
+        if isinstance(value, torch.Tensor):
+            dims[path] = list(value.shape)
+    return _frozen(shapes, dims)
+
+
+def frozen_in_onnx(
+    dims_by_name: Mapping[str, Sequence[Any]], input_names: Mapping[str, str], shapes: GraphShapes
+) -> list[str]:
+    """One line per axis that the inputs of an ONNX model fix."""
+    return _frozen(
+        shapes, {path: dims_by_name[name] for path, name in input_names.items() if name in dims_by_name}
+    )

@@ -1,0 +1,350 @@
+"""Accepted dynamic shapes as text: one line per tensor, repeated layers folded, and back.
+
+This module knows text only: no torch while comparing or rendering, no files but for `load_dynamic_shapes`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..dims import DimExpr, parse_dim
+
+__all__ = [
+    "GoldenError",
+    "GoldenGraph",
+    "compare_goldens",
+    "load_dynamic_shapes",
+    "parse_golden",
+    "render_golden",
+]
+
+_LAYERS = re.compile(r"^(?P<root>.*?)(?:^|\.)layers\.(?P<index>\d+)\.(?P<field>.+)$")
+_TENSOR = re.compile(r"^(?P<dtype>[a-z]+\d*)\[(?P<dims>[^\]]*)\]$")
+_FIELDS = {"keys": "key", "values": "value"}
+_FIELDS_BACK = {short: name for name, short in _FIELDS.items()}
+
+
+class GoldenError(ValueError):
+    """A golden file that cannot be read."""
+
+
+@dataclass
+class GoldenGraph:
+    """One graph's inputs: path -> ``int64[batch, seq]`` or a constant, and the classes of its containers."""
+
+    inputs: dict[str, str]
+    containers: dict[str, str] = field(default_factory=dict)
+
+
+def _plain(text: str) -> str:
+    """A YAML scalar: plain where that reads back as the same string."""
+    if (
+        re.fullmatch(r"[A-Za-z_][\w ./()+=-]*(\[[\w ,+-]*\])?", text)
+        and not _is_yaml_word(text)
+        and text[-1] != " "
+    ):
+        return text
+    return json.dumps(text)
+
+
+def _is_yaml_word(text: str) -> bool:
+    return text.lower() in ("true", "false", "null", "yes", "no", "on", "off", "none", "y", "n")
+
+
+def _key(text: str) -> str:
+    """A key of a YAML mapping that reads back as the same string."""
+    plain = re.fullmatch(r"[A-Za-z_]([\w. -]*[\w.-])?", text) and not _is_yaml_word(text)
+    return text if plain else json.dumps(text)
+
+
+def _split(path: str) -> list[str]:
+    """Parts of a path; a dot inside a key is written with a backslash before it."""
+    return re.split(r"(?<!\\)\.", path) if path else []
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("\\.", ".")
+
+
+def _tree(inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Nested mappings of the paths; equal layers folded into ``layers 0-1``."""
+    folded: dict[str, dict[int, dict[str, str]]] = {}
+    order: list[tuple[str, str | None]] = []
+    for path in inputs:
+        match = _LAYERS.match(path)
+        if match is None:
+            order.append((path, None))
+            continue
+        root = match["root"]
+        if root not in folded:
+            folded[root] = {}
+            order.append((root, "layers"))
+        name = _FIELDS.get(match["field"], match["field"])
+        folded[root].setdefault(int(match["index"]), {})[name] = inputs[path]
+    tree: dict[str, Any] = {}
+    for path, kind in order:
+        parts = _split(path)
+        if kind is None:
+            _insert(tree, parts, inputs[path])
+            continue
+        node = _insert(tree, parts, None)
+        for label, fields in _fold(folded[path]):
+            node[label] = fields
+    return tree
+
+
+def _insert(tree: dict[str, Any], parts: list[str], leaf: str | None) -> Any:
+    node: Any = tree
+    for part in parts[:-1] if leaf is not None else parts:
+        node = node.setdefault(part, {})
+    if leaf is not None:
+        node[parts[-1]] = leaf
+    return node
+
+
+def _fold(layers: dict[int, dict[str, str]]) -> list[tuple[str, dict[str, str]]]:
+    """Runs of equal layers: ``("layers 0-1", {...}), ("layer 2", {...})``."""
+    runs: list[tuple[int, int, dict[str, str]]] = []
+    for index in sorted(layers):
+        if runs and runs[-1][2] == layers[index] and runs[-1][1] == index - 1:
+            runs[-1] = (runs[-1][0], index, layers[index])
+        else:
+            runs.append((index, index, layers[index]))
+    return [
+        (f"layers {first}-{last}" if last > first else f"layer {first}", fields)
+        for first, last, fields in runs
+    ]
+
+
+def _lines(node: Mapping[str, Any], indent: int) -> list[str]:
+    lines = []
+    for key, value in node.items():
+        name = _key(key)
+        if isinstance(value, dict):
+            lines.append(f"{'  ' * indent}{name}:")
+            lines.extend(_lines(value, indent + 1))
+        else:
+            lines.append(f"{'  ' * indent}{name}: {_plain(value)}")
+    return lines
+
+
+def render_golden(graphs: Mapping[str | None, GoldenGraph], path: str, spec: str) -> str:
+    """The file's text.
+
+    Parameters
+    ----------
+    graphs:
+        By group name; the single key is ``None`` if one graph serves every call.
+    path, spec:
+        As shown in the header: the golden file, and the spec it belongs to.
+    """
+    lines = [
+        f"# {path} -- accepted dynamic shapes of {spec}.",
+        f"# Written by: pytest --exportcheck {spec} --update-shapes",
+    ]
+    for name, graph in graphs.items():
+        indent = 0
+        if name is not None:
+            if name == next(iter(graphs)):
+                lines.append("graphs:")
+            lines.append(f"  {name}:")
+            indent = 2
+        lines.append("  " * indent + "inputs:")
+        lines.extend(_lines(_tree(graph.inputs), indent + 1))
+        if graph.containers:
+            lines.append("  " * indent + "containers:")
+            lines.extend(
+                f"{'  ' * (indent + 1)}{_key(where)}: {_plain(cls)}"
+                for where, cls in graph.containers.items()
+            )
+    return "\n".join(lines) + "\n"
+
+
+def parse_golden(text: str, path: str = "golden") -> dict[str | None, GoldenGraph]:
+    """The inverse of `render_golden`.
+
+    Raises
+    ------
+    GoldenError
+        The text is no golden; the message names `path` and the place.
+    """
+    import yaml
+
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else path
+        raise GoldenError(f"{place}: not YAML: {getattr(error, 'problem', error)}") from None
+    if not isinstance(data, dict) or not ({"inputs", "graphs"} & set(data)):
+        raise GoldenError(f"{path}: expected the keys `inputs` or `graphs`")
+    if "graphs" in data and not isinstance(data["graphs"], dict):
+        raise GoldenError(f"{path}: `graphs` must map names to sections")
+    sections: dict[str | None, Any] = dict(data["graphs"]) if "graphs" in data else {None: data}
+    graphs: dict[str | None, GoldenGraph] = {}
+    for name, section in sections.items():
+        if not isinstance(section, dict) or not isinstance(section.get("inputs"), dict):
+            raise GoldenError(f"{path}: graph {name!r} has no `inputs`")
+        inputs: dict[str, str] = {}
+        _flatten(section["inputs"], "", inputs)
+        graphs[name] = GoldenGraph(
+            inputs, {str(k): str(v) for k, v in (section.get("containers") or {}).items()}
+        )
+    return graphs
+
+
+def _flatten(node: Mapping[Any, Any], prefix: str, inputs: dict[str, str]) -> None:
+    for key, value in node.items():
+        run = re.fullmatch(r"layers? (\d+)(?:-(\d+))?", str(key))
+        if run and isinstance(value, dict):
+            for index in range(int(run[1]), int(run[2] or run[1]) + 1):
+                for name, text in value.items():
+                    inputs[f"{prefix}layers.{index}.{_FIELDS_BACK.get(str(name), name)}"] = str(text)
+        elif isinstance(value, dict):
+            _flatten(value, f"{prefix}{key}.", inputs)
+        else:
+            inputs[f"{prefix}{key}"] = str(value)
+
+
+def compare_goldens(accepted: str, proposed: str) -> list[str]:
+    """Diff lines of two golden texts (headers ignored), ``[]`` if they say the same."""
+
+    def body(text: str) -> list[str]:
+        return [line.rstrip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+    old, new = body(accepted), body(proposed)
+    if old == new:
+        return []
+    return [line for line in difflib.ndiff(old, new) if not line.startswith("?")]
+
+
+def _dims(text: str, path: str) -> list[int | DimExpr] | None:
+    match = _TENSOR.match(text)
+    if match is None:
+        return None
+    try:
+        return [parse_dim(part) for part in match["dims"].split(",")] if match["dims"].strip() else []
+    except ValueError as error:
+        raise GoldenError(f"{path}: {error}") from None
+
+
+def load_dynamic_shapes(path: str | os.PathLike[str], graph: str | None = None) -> dict[str, Any]:
+    """Dynamic shapes from a golden file, as `torch.export.export` takes them.
+
+    Parameters
+    ----------
+    path:
+        The golden file (``__shapes__/llama.yaml``).
+    graph:
+        Name of the group, for a file with several graphs.
+
+    Returns
+    -------
+    dict
+        Argument name -> ``{axis: Dim.DYNAMIC}`` for a tensor; a dict, list or tuple for such a container, and
+        the flat list of its leaves for a cache or another class that is a pytree node.
+
+    Raises
+    ------
+    GoldenError
+        The file is no golden, or has no such graph.
+
+    Examples
+    --------
+    >>> shapes = load_dynamic_shapes("model_specs/__shapes__/bert.yaml")
+    >>> program = torch.export.export(model, (), kwargs=inputs, dynamic_shapes=shapes)
+    """
+    import torch
+
+    where = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GoldenError(f"{where}: cannot be read: {error}") from None
+    graphs = parse_golden(text, where)
+    if graph not in graphs:
+        names = ", ".join(str(name) for name in graphs if name is not None)
+        raise GoldenError(
+            f"{where}: no graph {graph!r}" + (f"; it has {names}" if names else ", it has one graph")
+        )
+    section = graphs[graph]
+
+    def entry(text: str) -> Any:
+        dims = _dims(text, where)
+        if dims is None:
+            return None
+        return {axis: torch.export.Dim.DYNAMIC for axis, dim in enumerate(dims) if isinstance(dim, DimExpr)}
+
+    tree: dict[str, Any] = {}
+    for leaf_path, value in section.inputs.items():
+        _insert(tree, _split(leaf_path), value)
+    for container in section.containers:
+        # An empty one has no leaves to tell of it.
+        _insert(tree, _split(container), None)
+    result = _build(tree, "", section, entry)
+    # Constants are no inputs of the program.
+    return {name: value for name, value in result.items() if _has_tensor(tree[name])}
+
+
+def _has_tensor(node: Any) -> bool:
+    if isinstance(node, dict):
+        return any(_has_tensor(child) for child in node.values())
+    return _TENSOR.match(node) is not None
+
+
+def _build(node: Any, path: str, graph: GoldenGraph, entry: Any) -> Any:
+    """Shapes of the node at `path`, in the containers that torch.export wants for it."""
+    if isinstance(node, str):
+        return entry(node)
+    cls = graph.containers.get(path)
+    children = {
+        _unescaped(key): _build(child, f"{path}.{key}" if path else key, graph, entry)
+        for key, child in node.items()
+    }
+    if cls is None:
+        if path and list(node) == [str(k) for k in range(len(node))]:
+            return list(children.values())
+        return children
+    if cls in ("OrderedDict", "defaultdict"):
+        return children
+    if cls == "dict":
+        return {int(key) if re.fullmatch(r"-?\d+", key) else key: child for key, child in children.items()}
+    if cls in ("list", "deque"):
+        return (list if cls == "list" else deque)(children.values())
+    if cls == "tuple":
+        return tuple(children.values())
+    if cls.startswith("namedtuple "):
+        return _named_tuple(cls.removeprefix("namedtuple "), path)(*children.values())
+    if set(node) == {"layers"}:
+        # A cache flattens to its tensors, layer by layer.
+        return [leaf for layer in children["layers"] for leaf in _leaves(layer)]
+    return list(children.values())
+
+
+def _named_tuple(reference: str, path: str) -> Any:
+    module, _, name = reference.partition(":")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise GoldenError(f"{path} is a named tuple {reference}, which cannot be imported: {error}") from None
+    return found
+
+
+def _leaves(node: Any) -> list[Any]:
+    """Entries of one layer in order; an entry is a dict with integer keys (possibly none)."""
+    if isinstance(node, dict) and node and all(isinstance(key, str) for key in node):
+        return [leaf for child in node.values() for leaf in _leaves(child)]
+    if isinstance(node, list):
+        return [leaf for child in node for leaf in _leaves(child)]
+    return [node]

@@ -1,0 +1,277 @@
+"""A program against eager: on every observed call, then on sizes nobody showed it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import CompareError, ExportCheckError, ObserveError, ResizeError, RunError
+from ..exporters.base import split_constants
+from ..observe.observation import GraphObservation, Observation, last_lines
+from ..observe.observer import RecordedCall
+from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
+from ..pytrees import clone_tree, flatten_with_paths
+from ..runtimes.base import Session
+from ..spec import ModelSpec
+from .compare import LeafComparison, Tolerances, compare_leaves, table
+from .padding import expand_mask, where_masks
+
+__all__ = ["check_eager", "check_observed_calls", "check_other_sizes", "tolerances_of"]
+
+Leaves = list[tuple[str, Any]]
+
+
+def tolerances_of(spec: ModelSpec, device: str, dtype: str) -> Tolerances:
+    """The tolerances of a case: per device before per dtype before the general ones."""
+    given = spec.tolerance
+    layers = [given.devices.get(device), given.dtypes.get(dtype), given]  # type: ignore[call-overload]
+    atol = next((layer.atol for layer in layers if layer is not None and layer.atol is not None), None)
+    rtol = next((layer.rtol for layer in layers if layer is not None and layer.rtol is not None), None)
+    outputs = {path: {"atol": bounds.atol, "rtol": bounds.rtol} for path, bounds in given.outputs.items()}
+    return Tolerances(atol, rtol, outputs)
+
+
+def check_eager(observation: Observation, graph: GraphObservation, tolerances: Tolerances) -> None:
+    """Run eager again on every call: a model that disagrees with itself can be held against no exporter.
+
+    Raises
+    ------
+    ObserveError
+        An output differs from the recorded one, or the replay raises.
+    """
+    for call in graph.calls:
+        try:
+            again = observation.eager(call.arguments)
+        except Exception as error:
+            raise ObserveError(
+                f"eager replays call {call.index} with {type(error).__name__}: {error}",
+                details=last_lines(error),
+            ) from error
+        results = compare_leaves(call.output_leaves(), flatten_with_paths(again), tolerances)
+        if not all(result.ok for result in results):
+            raise ObserveError(
+                f"eager disagrees with itself on call {call.index}: the same inputs give other outputs "
+                "(dropout, a random operator, or state that changes between calls?); no exporter is blamed",
+                details=table(results),
+            )
+
+
+def _inputs_by_path(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: leaf for name, value in arguments.items() for path, leaf in flatten_with_paths(value, name)}
+
+
+def _run(
+    session: Session, arguments: Mapping[str, Any], what: str, error_class: type[ExportCheckError]
+) -> Leaves:
+    tensors, _ = split_constants(arguments)
+    try:
+        return session.run(clone_tree(tensors))
+    except ExportCheckError as error:
+        raise error_class(f"{what}: {error.message}", details=error.details) from error
+    except (Exception, SystemExit) as error:
+        text = str(error).strip().splitlines() or [""]
+        raise error_class(
+            f"{session.description} fails on {what}: {type(error).__name__}: {text[0]}", details=text[1:12]
+        ) from error
+
+
+def _only_padding(
+    expected: Leaves, got: Leaves, inputs: Mapping[str, Any], tolerances: Tolerances
+) -> str | None:
+    """A sentence if the difference is only where attention_mask is 0, ``None`` otherwise."""
+    mask = inputs.get("attention_mask")
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2 or bool(mask.bool().all()):
+        return None
+    where = {}
+    for path, leaf in expected:
+        if isinstance(leaf, torch.Tensor):
+            for axis in (1, 2):
+                expanded = expand_mask(mask, leaf.shape, axis)
+                # Keys and values have heads on axis 1, the positions on axis 2.
+                if expanded is not None and (axis == 2) == (leaf.dim() == 4):
+                    where[path] = expanded
+                    break
+    results = compare_leaves(expected, got, tolerances, where)
+    if not all(result.ok for result in results):
+        return None
+    worst = max((result.max_abs for result in results), default=0.0)
+    paths = [path for path in where if any(result.path == path and result.note for result in results)]
+    return (
+        f"they differ only where attention_mask is 0 (elsewhere max abs {worst:.1e}); "
+        "to compare the other positions only:\n"
+        "  compare: {"
+        + ", ".join(
+            f"{path}: {{where: attention_mask"
+            + (", axis: 2}" if len(dict(expected)[path].shape) == 4 else "}")
+            for path in paths
+        )
+        + "}"
+    )
+
+
+def _summary(results: Sequence[LeafComparison], tolerances: Tolerances) -> str:
+    bad = [result for result in results if not result.ok]
+    bounds = {(result.atol, result.rtol) for result in bad if not result.reason}
+    tolerance = " differ"
+    if len(bounds) == 1:
+        atol, rtol = next(iter(bounds))
+        tolerance = f" outside atol={atol:.1e} rtol={rtol:.1e}"
+    return f"{len(bad)} of {len(results)} outputs{tolerance}"
+
+
+def _merge(worst: dict[str, dict[str, Any]], results: Sequence[LeafComparison]) -> None:
+    for result in results:
+        known = worst.get(result.path)
+        if known is None or (known["ok"] and not result.ok) or result.max_abs > known["max_abs"]:
+            worst[result.path] = result.to_record()
+
+
+def _blame_stand_ins(
+    observation: Observation,
+    graph: GraphObservation,
+    call: RecordedCall,
+    arguments: Mapping[str, Any],
+    tolerances: Tolerances,
+) -> None:
+    """After a failure: where eager itself does not take the stand-ins for missing arguments, say that.
+
+    Raises
+    ------
+    ObserveError
+        Eager refuses `arguments`, or answers other than in the call they were made from.
+    """
+    missing = graph.shapes.missing(call)
+    if not missing:
+        return
+    what = (
+        f"call {call.index} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}; "
+        "with what stands in "
+        "for it (observe.value_if_missing, or an empty cache) eager itself "
+    )
+    advice = "give another stand-in, or put the calls into groups with observe.graphs"
+    try:
+        again = flatten_with_paths(observation.eager(arguments))
+    except Exception as error:
+        raise ObserveError(
+            f"{what}fails: {type(error).__name__}: {error}; {advice}", details=last_lines(error)
+        ) from error
+    results = compare_leaves(call.output_leaves(), again, tolerances)
+    if not all(result.ok for result in results):
+        raise ObserveError(f"{what}answers differently; {advice}", details=table(results))
+
+
+def check_observed_calls(
+    spec: ModelSpec,
+    observation: Observation,
+    graph: GraphObservation,
+    session: Session,
+    tolerances: Tolerances,
+    enter: Any,
+    record: dict[str, Any],
+) -> None:
+    """Run the program on every observed call and compare with what eager returned.
+
+    Raises
+    ------
+    RunError, CompareError
+        The first call that fails; the record has the worst error of every output up to there.
+    """
+    worst: dict[str, dict[str, Any]] = {}
+    record["calls"] = len(graph.calls)
+    for position, call in enumerate(graph.calls):
+        what = f"call {position + 1} of {len(graph.calls)}" + (f" ({graph.name})" if graph.name else "")
+        enter("run")
+        try:
+            arguments = graph.shapes.complete(call)
+        except ObserveError as error:
+            raise RunError(error.message, details=error.details) from error
+        try:
+            got = _run(session, arguments, what, RunError)
+        except RunError:
+            _blame_stand_ins(observation, graph, call, arguments, tolerances)
+            raise
+        enter("compare")
+        expected = call.output_leaves()
+        inputs = _inputs_by_path(arguments)
+        where = where_masks(spec.compare, inputs, expected)
+        results = compare_leaves(expected, got, tolerances, where)
+        _merge(worst, results)
+        record["outputs"] = list(worst.values())
+        if not all(result.ok for result in results):
+            _blame_stand_ins(observation, graph, call, arguments, tolerances)
+            details = table(results)
+            padding = None if where else _only_padding(expected, got, inputs, tolerances)
+            if padding:
+                details.extend(padding.splitlines())
+            raise CompareError(
+                f"{_summary(results, tolerances)} ({session.description} against eager), {what}",
+                details=details,
+            )
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def check_other_sizes(
+    spec: ModelSpec,
+    observation: Observation,
+    graph: GraphObservation,
+    session: Session,
+    tolerances: Tolerances,
+    record: dict[str, Any],
+) -> None:
+    """Run the program and eager on sizes that no call had; sizes that eager refuses are listed, not judged.
+
+    Raises
+    ------
+    ResizeError
+        The program fails, or differs from eager, at the first such size.
+    """
+    if spec.resize == "off":
+        return
+    if isinstance(spec.resize, Mapping):
+        unknown = [name for name in spec.resize if name not in graph.shapes.symbols]
+        if unknown:
+            raise ResizeError(
+                f"resize names {', '.join(unknown)}, the symbols of this graph are "
+                f"{', '.join(graph.shapes.symbols) or 'none'}"
+            )
+        wanted = sizes_from_spec(graph.example, spec.resize)
+    else:
+        wanted = other_sizes(graph.shapes, graph.example, graph.calls)
+    passed: list[str] = []
+    refused: list[str] = []
+    for sizes in wanted:
+        text = _sizes_text(sizes)
+        arguments = resize_arguments(graph.example.arguments, graph.shapes, sizes, graph.calls)
+        try:
+            expected = flatten_with_paths(clone_tree(observation.eager(arguments)))
+        except Exception as error:
+            # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
+            refused.append(f"{text}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
+            continue
+        record["resize"] = {"passed": passed, "refused_by_eager": refused, "failed": text}
+        got = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
+        inputs = _inputs_by_path(arguments)
+        where = where_masks(spec.compare, inputs, expected)
+        results = compare_leaves(expected, got, tolerances, where)
+        if not all(result.ok for result in results):
+            details = table(results)
+            padding = None if where else _only_padding(expected, got, inputs, tolerances)
+            if padding:
+                details.extend(padding.splitlines())
+            raise ResizeError(
+                f"{_summary(results, tolerances)} ({session.description} against eager) at sizes {text}, "
+                "which no observed call had",
+                details=details,
+            )
+        passed.append(text)
+    record["resize"] = {"passed": passed, "refused_by_eager": refused}
+
+
+def describe_call(call: RecordedCall) -> str:
+    """One line for messages: the argument names of a call."""
+    return f"call {call.index} ({', '.join(call.arguments)})"

@@ -1,0 +1,307 @@
+"""The controller's side: collects the records, writes goldens and reports once, shows the matrix.
+
+Registered in the process that the user started, with or without xdist. Records and golden proposals arrive on
+test reports, the only thing of a worker that survives its death.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .goldens import Proposals, obsolete_goldens
+from .reports.json_report import environment, package_versions, write_json
+from .reports.markdown import markdown
+from .reports.matrix import Matrix, cell_text, counts, is_case
+from .reports.record import sort_key
+from .reports.terminal import matrix_lines
+
+if TYPE_CHECKING:
+    from .session import Session
+
+__all__ = ["Controller"]
+
+_DURATIONS = "exportcheck/durations"
+_HEADER_PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
+
+
+class Controller:
+    """Registered in the controller only.
+
+    Attributes
+    ----------
+    records:
+        One per test about a case, as it arrived.
+    proposals:
+        The golden files that cells want changed.
+    partial:
+        Why the run is not a full one, ``None`` if it is.
+    written, pruned, obsolete:
+        Golden files, relative to the root directory.
+    errors:
+        What could not be done at the end; makes the run fail.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._config = session.config
+        self.records: list[dict[str, Any]] = []
+        self.proposals = Proposals()
+        self.partial: str | None = _partial_selection(session.config)
+        self.written: list[str] = []
+        self.pruned: list[str] = []
+        self.obsolete: list[str] = []
+        self.errors: list[str] = []
+        self._seconds: dict[str, list[float]] = {}
+        self._report_shown: Path | None = None
+        self._announced = False
+        if session.options.prune and self.partial:
+            raise pytest.UsageError(
+                f"--prune-shapes needs a full run, and this one is partial: {self.partial}"
+            )
+
+    # Collecting.
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        if items:
+            self.note_partial(f"{len(items)} deselected")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.note_partial("collection errors")
+
+    def note_partial(self, why: str) -> None:
+        """Something was left out, so nothing can be said of what was not seen."""
+        self.partial = self.partial or why
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        spec_path = report.nodeid.split("::")[0]
+        if spec_path.endswith((".yaml", ".yml")):
+            seconds = self._seconds.setdefault(spec_path, [0.0, 0])
+            seconds[0] += report.duration
+            seconds[1] += report.when == "call"
+        record: dict[str, Any] | None = getattr(report, "exportcheck", None)
+        if record is None:
+            return
+        golden = record.get("golden")
+        if golden:
+            self.proposals.add(golden, f"{record['spec']}[{record['device']}-{record['dtype']}]")
+        self.records.append(record)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, object] | None:
+        golden = (getattr(report, "exportcheck", None) or {}).get("golden")
+        if golden and golden["changed"] and report.passed:
+            return "golden updated", "U", ("GOLDEN UPDATED", {"yellow": True})
+        return None
+
+    # Before the run.
+
+    def pytest_report_header(self) -> str | None:
+        if not self._session.options.flag:
+            return None
+        versions = ", ".join(f"{name} {found}" for name, found in package_versions(_HEADER_PACKAGES).items())
+        chosen = getattr(self._config.option, "exportcheck_chosen_dist", None)
+        dist = f"; --dist {chosen} (one worker per spec; your own --dist wins)" if chosen else ""
+        return f"exportcheck: {versions}{dist}"
+
+    def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str | None:
+        cases = [planned.case for item in items if (planned := self._session.case_of(item))]
+        if not cases:
+            return None
+        exports = [case for case in cases if case.exporter is not None]
+        axes = [
+            ", ".join(dict.fromkeys(str(getattr(case, axis)) for case in exports))
+            for axis in ("exporter", "patch_mode", "device")
+        ]
+        shown = f" ({' x '.join(axes)})" if exports else ""
+        specs = len({case.spec for case in cases})
+        return f"exportcheck: {_count(specs, 'spec')}, {_count(len(exports), 'case')}{shown}"
+
+    def announce_collection(self, nodeids: Sequence[str]) -> None:
+        """What `pytest_report_collectionfinish` says, under xdist, where the items are in the workers."""
+        ours = [nodeid for nodeid in nodeids if nodeid.split("::")[0].endswith((".yaml", ".yml"))]
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        if self._announced or not ours or terminal is None or self._config.getoption("verbose") < 0:
+            return
+        self._announced = True
+        specs = {nodeid.split("::")[0] for nodeid in ours}
+        cases = [nodeid for nodeid in ours if "::test_export[" in nodeid]
+        terminal.write_line(f"exportcheck: {_count(len(specs), 'spec')}, {_count(len(cases), 'case')}")
+
+    # The end.
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self._config.getoption("collectonly"):
+            return
+        options = self._session.options
+        self.records.sort(key=sort_key)
+        interrupted = exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        if options.update:
+            self.written, errors = self.proposals.write(self._config.rootpath)
+            self.errors += errors
+        if options.flag and not interrupted:
+            self._find_obsolete(session)
+        if not interrupted:
+            self._remember_durations()
+        self._write_reports()
+        if self.errors and exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _find_obsolete(self, session: pytest.Session) -> None:
+        root = self._config.rootpath
+        folders = {root / Path(record["spec"]).parent for record in self.records}
+        for argument in self._config.args:
+            path = Path(self._config.invocation_params.dir, argument.split("::")[0])
+            if path.is_dir():
+                folders.add(path.resolve())
+        stopped = session.shouldstop or session.shouldfail
+        for golden in obsolete_goldens(folders):
+            shown = golden.relative_to(root).as_posix() if golden.is_relative_to(root) else str(golden)
+            if not self._session.options.prune or self.partial or stopped:
+                self.obsolete.append(shown)
+                continue
+            try:
+                golden.unlink()
+            except OSError as error:
+                self.errors.append(f"{shown} not deleted: {error.strerror or error}")
+            else:
+                self.pruned.append(shown)
+
+    def _remember_durations(self) -> None:
+        cache = getattr(self._config, "cache", None)
+        if cache is None or not self._seconds:
+            return
+        known = self._stored_durations()
+        for spec, (seconds, tests) in self._seconds.items():
+            # A run of some of a spec's tests says little about the whole.
+            if tests and tests >= known.get(spec, [0.0, 0])[1]:
+                known[spec] = [round(seconds, 3), tests]
+        cache.set(_DURATIONS, known)
+
+    def _stored_durations(self) -> dict[str, list[float]]:
+        cache = getattr(self._config, "cache", None)
+        stored = cache.get(_DURATIONS, {}) if cache is not None else {}
+        return stored if isinstance(stored, dict) else {}
+
+    def remembered(self) -> dict[str, float]:
+        """Spec path -> seconds, from earlier runs."""
+        return {spec: float(entry[0]) for spec, entry in self._stored_durations().items()}
+
+    def _write_reports(self) -> None:
+        report = self._session.options.report
+        if report is not None:
+            facts = environment(self._config.invocation_params.args)
+            try:
+                write_json(report, facts, self.records)
+                self._report_shown = report
+            except OSError as error:
+                self.errors.append(f"report {report} not written: {error.strerror or error}")
+        summary = os.environ.get("GITHUB_STEP_SUMMARY")
+        if summary and self.records:
+            try:
+                with open(summary, "a", encoding="utf-8") as file:
+                    file.write(markdown(self.records, self.errors))
+            except OSError as error:
+                self.errors.append(f"GITHUB_STEP_SUMMARY not written: {error.strerror or error}")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self._config.getoption("collectonly"):
+            return
+        if not (self.records or self.errors or self.obsolete or self.pruned):
+            return
+        terminal, verbose = terminalreporter, self._config.getoption("verbose")
+        for error in self.errors:
+            terminal.write_line(f"exportcheck: ERROR {error}", red=True)
+        if verbose < -1 or self._config.getoption("no_summary", False):
+            return
+        if verbose >= 0:
+            terminal.write_sep("=", "exportcheck")
+            width = self._config.get_terminal_writer().fullwidth
+            for line in matrix_lines(Matrix.of(self.records), width, every_row=verbose > 0):
+                for piece in line:
+                    terminal.write(piece.text, **({piece.colour: True} if piece.colour else {}))
+                terminal.write_line("")
+        terminal.write_line("   ".join(self._totals()))
+        for what, paths in (
+            ("updated", self.written),
+            ("deleted", self.pruned),
+            ("obsolete (--prune-shapes deletes them)", self.obsolete),
+        ):
+            for path in paths:
+                terminal.write_line(f"{what}: {path}")
+        if self._session.options.prune and self.partial:
+            terminal.write_line(f"nothing deleted: not a full run ({self.partial})")
+
+    def _totals(self) -> list[str]:
+        cases = [record for record in self.records if is_case(record)]
+        totals = []
+        if cases:
+            skipped = [record for record in cases if record["verdict"] == "skip"]
+            why = " (no cuda)" if skipped and all("no CUDA" in str(r["message"]) for r in skipped) else ""
+            totals.append(f"{_count(len(cases), 'case')}: {counts(cases)}{why}")
+        shapes = self._shapes()
+        if shapes:
+            totals.append(f"shapes: {shapes}")
+        if self._report_shown is not None:
+            totals.append(f"report: {_shown_path(self._report_shown)}")
+        return totals or ["no case ran"]
+
+    def _shapes(self) -> str:
+        found: dict[str, int] = {}
+        for record in self.records:
+            if not is_case(record):
+                kind = _shape_outcome(record)
+                found[kind] = found.get(kind, 0) + 1
+        if self.obsolete:
+            found["obsolete"] = len(self.obsolete)
+        order = ("ok", "updated", "missing", "FAIL")
+        kinds = [*(kind for kind in order if kind in found), *(kind for kind in found if kind not in order)]
+        return ", ".join(f"{found[kind]} {kind}" for kind in kinds)
+
+
+def _shape_outcome(record: dict[str, Any]) -> str:
+    verdict = str(record["verdict"].split()[0])
+    if verdict == "pass":
+        return "updated" if (record.get("golden") or {}).get("changed") else "ok"
+    if verdict == "fail" and record.get("golden_exists") is False:
+        return "missing"
+    return cell_text(verdict)
+
+
+def _partial_selection(config: pytest.Config) -> str | None:
+    """Which option of the command line leaves tests out, ``None`` if none does."""
+    for option, shown in (
+        ("keyword", "-k"),
+        ("markexpr", "-m"),
+        ("deselect", "--deselect"),
+        ("lf", "--lf"),
+        ("stepwise", "--sw"),
+        ("maxfail", "-x/--maxfail"),
+        ("ignore", "--ignore"),
+        ("ignore_glob", "--ignore-glob"),
+    ):
+        if config.getoption(option, None):
+            return shown
+    if any("::" in argument for argument in config.args):
+        return "a node id on the command line"
+    options = ("exportcheck_exporter", "exportcheck_patch_mode", "exportcheck_device", "exportcheck_dtype")
+    if any(config.getoption(option) for option in options):
+        return "an axis is restricted"
+    return None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _shown_path(path: Path) -> str:
+    try:
+        return path.relative_to(Path.cwd()).as_posix()
+    except ValueError:
+        return str(path)

@@ -1,0 +1,169 @@
+"""Errors, one class per stage: the class of a failure *is* the stage it happened at.
+
+This module is imported by every room and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+__all__ = [
+    "STAGES",
+    "CompareError",
+    "ConvertError",
+    "ExportCheckError",
+    "ExportError",
+    "LoadError",
+    "ObserveError",
+    "PatchError",
+    "Problem",
+    "ResizeError",
+    "RunError",
+    "SessionError",
+    "ShapesError",
+    "SpecError",
+    "error_class",
+]
+
+#: The stages of a case, in the order in which they run.
+STAGES = ("load", "observe", "patch", "shapes", "export", "convert", "session", "run", "compare", "resize")
+
+
+class ExportCheckError(Exception):
+    """A case failed at a stage.
+
+    Attributes
+    ----------
+    stage:
+        Name of the stage, one of `STAGES`.
+    message:
+        One line: what happened.
+    details:
+        Further lines for the reader (tables, diffs, tracebacks), in order.
+    facts:
+        Plain builtins for the record of the case (for instance a list of output comparisons).
+    """
+
+    stage: ClassVar[str] = ""
+
+    def __init__(
+        self, message: str, *, details: Sequence[str] = (), facts: dict[str, object] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = list(details)
+        self.facts = dict(facts or {})
+
+    def __str__(self) -> str:
+        return "\n".join([f"stage {self.stage}: {self.message}", *self.details])
+
+
+class LoadError(ExportCheckError):
+    """The model could not be built or loaded."""
+
+    stage = "load"
+
+
+class ObserveError(ExportCheckError):
+    """A call failed in eager, was not deterministic, or the calls cannot be served by one graph."""
+
+    stage = "observe"
+
+
+class PatchError(ExportCheckError):
+    """A patch mode could not be applied, or changes what the model computes."""
+
+    stage = "patch"
+
+
+class ShapesError(ExportCheckError):
+    """The inferred dynamic shapes differ from the accepted ones."""
+
+    stage = "shapes"
+
+
+class ExportError(ExportCheckError):
+    """The exporter refused the model (capture)."""
+
+    stage = "export"
+
+
+class ConvertError(ExportCheckError):
+    """The captured program could not be converted to the target format."""
+
+    stage = "convert"
+
+
+class SessionError(ExportCheckError):
+    """The runtime could not load the program."""
+
+    stage = "session"
+
+
+class RunError(ExportCheckError):
+    """The runtime failed on a call, or a call cannot be fed to the program."""
+
+    stage = "run"
+
+
+class CompareError(ExportCheckError):
+    """The program's outputs differ from eager's on an observed call."""
+
+    stage = "compare"
+
+
+class ResizeError(ExportCheckError):
+    """The program fails or differs from eager at sizes that no observed call had."""
+
+    stage = "resize"
+
+
+_CLASSES = {
+    cls.stage: cls
+    for cls in (
+        LoadError,
+        ObserveError,
+        PatchError,
+        ShapesError,
+        ExportError,
+        ConvertError,
+        SessionError,
+        RunError,
+        CompareError,
+        ResizeError,
+    )
+}
+
+
+def error_class(stage: str) -> type[ExportCheckError]:
+    """The error class of `stage`; `KeyError` for an unknown name."""
+    return _CLASSES[stage]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem in a spec file, at 1-based `line` and `column`."""
+
+    path: str
+    line: int
+    column: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}:{self.column}: {self.message}"
+
+
+class SpecError(Exception):
+    """A spec file cannot be used. Not a stage: no case exists yet.
+
+    Attributes
+    ----------
+    problems:
+        Every problem of the file, in file order.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = list(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))

@@ -1,0 +1,120 @@
+"""``onnx-dynamo``: `torch.onnx.export(dynamo=True)` in its two steps, capture and conversion."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument, OutputKind
+
+from ..errors import ExportError
+from .base import Exported, ExportRequest
+from .rnn import onnx_loops
+
+__all__ = ["OnnxDynamo", "capture", "graph_outputs", "match_inputs"]
+
+
+def capture(request: ExportRequest) -> torch.export.ExportedProgram:
+    """The capture that `torch.onnx.export` makes: sizes 0 and 1 are not special (``backed_size_oblivious``).
+
+    Done here and not inside `torch.onnx.export` so that a refused capture is told from a failed conversion,
+    and is not retried with other strategies, which takes long and never helped (measured, 57 families).
+    """
+    loops = onnx_loops() if _any_dynamic(request.dynamic_shapes) else contextlib.nullcontext()
+    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with torch.no_grad(), loops, oblivious:
+        return torch.export.export(
+            request.model, (), kwargs=request.kwargs, dynamic_shapes=request.dynamic_shapes, strict=False
+        )
+
+
+def _any_dynamic(shapes: Any) -> bool:
+    """Whether any axis is dynamic: only then does `torch.onnx.export` capture recurrent layers as loops."""
+    if isinstance(shapes, torch.export.dynamic_shapes._DimHint):
+        return True
+    children = (
+        shapes.values() if isinstance(shapes, dict) else shapes if isinstance(shapes, (list, tuple)) else ()
+    )
+    return any(map(_any_dynamic, children))
+
+
+def match_inputs(
+    program: torch.export.ExportedProgram, paths: list[str], graph_names: list[str]
+) -> dict[str, str]:
+    """Path of each input leaf -> name of the ONNX graph's input that carries it.
+
+    The graph's names are those of the placeholders; an input that the model returns unchanged is renamed
+    ``NAME_orig`` by torch 2.13, and one that it does not use may be gone.
+    """
+    placeholders = [str(spec) for spec in program.graph_signature.user_inputs]
+    names = set(graph_names)
+    matched = {}
+    for path, placeholder in zip(paths, placeholders, strict=True):
+        for candidate in (placeholder, f"{placeholder}_orig"):
+            if candidate in names:
+                matched[path] = candidate
+                break
+    return matched
+
+
+def graph_outputs(
+    program: torch.export.ExportedProgram, paths: list[str]
+) -> tuple[list[str], dict[str, Any]]:
+    """(path of each ONNX output in order, outputs that are constants by path).
+
+    Raises
+    ------
+    ExportError
+        The program has another number of outputs than the model.
+    """
+    outputs = [
+        spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    if len(outputs) != len(paths):
+        raise ExportError(
+            f"the captured program has {len(outputs)} outputs, the model has {len(paths)}: {', '.join(paths)}"
+        )
+    tensors: list[str] = []
+    constants: dict[str, Any] = {}
+    for path, argument in zip(paths, outputs, strict=True):
+        if isinstance(argument, ConstantArgument):
+            constants[path] = argument.value
+        else:
+            tensors.append(path)
+    return tensors, constants
+
+
+class OnnxDynamo:
+    """The dynamo-based ONNX exporter of torch.
+
+    Options: any keyword of `torch.onnx.export`, such as ``opset_version`` or ``optimize``.
+    """
+
+    name = "onnx-dynamo"
+    target = "onnx"
+
+    def export(self, request: ExportRequest) -> Exported:
+        """Capture, then convert; the ONNX graph keeps the names of the dynamic axes."""
+        options = dict(request.options)
+        program = capture(request)
+        # The mode may have fixes for the graph (``hf``); they work in place.
+        table = request.mode.before_convert(program) if request.mode is not None else None
+        if table:
+            options.setdefault("custom_translation_table", table)
+        with request.stage("convert"):
+            onnx_program = torch.onnx.export(
+                program, dynamic_shapes=request.dynamic_names, verbose=False, **options
+            )
+            assert onnx_program is not None
+            if request.mode is not None:
+                request.mode.after_convert(onnx_program)
+        graph = onnx_program.model.graph
+        paths, constants = graph_outputs(program, request.output_paths)
+        return Exported(
+            onnx_program,
+            match_inputs(program, request.input_paths, [str(value.name) for value in graph.inputs]),
+            paths,
+            constants,
+            facts={"fx_nodes": len(program.graph.nodes)},
+        )

@@ -1,0 +1,87 @@
+"""``onnx-torchscript``: the legacy `torch.onnx.export(dynamo=False)`, which traces with TorchScript."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from ..observe import TensorLeaf, symbol_label
+from ..pytrees import flatten_with_paths
+from .base import Exported, ExportRequest
+
+__all__ = ["OnnxTorchScript"]
+
+
+class _Flat(torch.nn.Module):
+    """Tensors in, tensors out: the tracer knows neither caches nor dataclasses."""
+
+    def __init__(self, model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._leaves, self._spec = _pytree.tree_flatten(kwargs)
+        self.output_paths: list[str] = []
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        remaining = list(tensors)
+        leaves = [remaining.pop(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
+        outputs = self.model(**_pytree.tree_unflatten(leaves, self._spec))
+        pairs = [(path, leaf) for path, leaf in flatten_with_paths(outputs) if isinstance(leaf, torch.Tensor)]
+        self.output_paths = [path for path, _ in pairs]
+        return tuple(leaf for _, leaf in pairs)
+
+
+def _names(paths: list[str]) -> dict[str, str]:
+    """A name for each path, ``cache_layers_0_keys``; ``x.0`` and ``x_0`` must not become one."""
+    names: dict[str, str] = {}
+    for path in paths:
+        name = path.replace(".", "_")
+        while name in names.values():
+            name += "_"
+        names[path] = name
+    return names
+
+
+class OnnxTorchScript:
+    """The TorchScript-based ONNX exporter of torch (deprecated there, still in wide use).
+
+    Options: any keyword of `torch.onnx.export`, such as ``opset_version``.
+    """
+
+    name = "onnx-torchscript"
+    target = "torchscript"
+
+    def export(self, request: ExportRequest) -> Exported:
+        """Trace a flat wrapper; inputs and outputs are named after their paths."""
+        flat = _Flat(request.model, request.kwargs).eval()
+        pairs = [
+            (path, leaf)
+            for name, value in request.kwargs.items()
+            for path, leaf in flatten_with_paths(value, name)
+            if isinstance(leaf, torch.Tensor)
+        ]
+        names = _names([path for path, _ in pairs])
+        axes = {}
+        for path, name in names.items():
+            leaf = request.shapes.leaves.get(path)
+            if isinstance(leaf, TensorLeaf):
+                axes[name] = {axis: symbol_label(dim) for axis, dim in leaf.dynamic.items()}
+        outputs = [f"output_{k}" for k, _ in enumerate(request.output_tensor_paths)]
+        buffer = io.BytesIO()
+        with torch.no_grad(), warnings.catch_warnings():
+            # Deprecation and tracer warnings: the verdict is what counts here.
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                flat,
+                tuple(leaf for _, leaf in pairs),
+                buffer,  # type: ignore[arg-type]  # the legacy exporter writes into files too
+                dynamo=False,
+                input_names=list(names.values()),
+                output_names=outputs,
+                dynamic_axes=axes,
+                **request.options,
+            )
+        return Exported(buffer.getvalue(), names, flat.output_paths)

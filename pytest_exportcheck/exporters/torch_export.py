@@ -1,0 +1,39 @@
+"""``torch-export`` and ``torch-export-strict``: `torch.export.export`, the program as torch runs it."""
+
+from __future__ import annotations
+
+import torch
+
+from .base import Exported, ExportRequest
+
+__all__ = ["TorchExport", "TorchExportStrict"]
+
+
+class TorchExport:
+    """`torch.export.export` in non-strict mode.
+
+    Options: any keyword of `torch.export.export`, such as ``prefer_deferred_runtime_asserts_over_guards``.
+    """
+
+    name = "torch-export"
+    strict = False
+
+    def export(self, request: ExportRequest) -> Exported:
+        """Capture the model; the program takes keyword arguments."""
+        with torch.no_grad():
+            program = torch.export.export(
+                request.model,
+                (),
+                kwargs=request.kwargs,
+                dynamic_shapes=request.dynamic_shapes,
+                strict=self.strict,
+                **request.options,
+            )
+        return Exported(program, facts={"fx_nodes": len(program.graph.nodes)})
+
+
+class TorchExportStrict(TorchExport):
+    """`torch.export.export` in strict mode (dynamo reads the bytecode)."""
+
+    name = "torch-export-strict"
+    strict = True

@@ -1,0 +1,84 @@
+"""``transformers-onnx``: `transformers.exporters.OnnxExporter`, with the patches it brings itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from ..pytrees.registration import without_our_flattening
+from .base import Exported, ExportRequest
+
+__all__ = ["TransformersOnnx"]
+
+
+def _axes_by_tensor(value: Any, shapes: Any) -> Iterator[tuple[int, Any]]:
+    """(id of a tensor, its entry in `shapes`), for two trees of the same structure."""
+    if isinstance(value, torch.Tensor):
+        yield id(value), shapes
+    elif type(value) in _pytree.SUPPORTED_NODES and shapes is not None:
+        children, _ = _pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)
+        entries = list(shapes.values()) if isinstance(shapes, dict) else list(shapes)
+        for child, entry in zip(children, entries, strict=True):
+            yield from _axes_by_tensor(child, entry)
+
+
+def _relaid(value: Any, axes: Mapping[int, Any]) -> Any:
+    """Dynamic shapes of `value` in the layout that is registered now, from the axes of each tensor."""
+    if isinstance(value, torch.Tensor):
+        return axes.get(id(value), {})
+    node = _pytree.SUPPORTED_NODES.get(type(value))
+    if node is None:
+        return None
+    children, context = node.flatten_fn(value)
+    entries = [_relaid(child, axes) for child in children]
+    return node.unflatten_fn(entries, context) if type(value) in _pytree.BUILTIN_TYPES else entries
+
+
+class TransformersOnnx:
+    """The ONNX exporter that ships with transformers.
+
+    Options: the fields of its ``OnnxConfig`` (``opset_version``, ``optimize``, ``ort_fusions``).
+    """
+
+    name = "transformers-onnx"
+    #: It traces sliding-window layers as full caches (the "hf" patches): calls must be recorded the same way.
+    observed_under = "hf"
+
+    def export(self, request: ExportRequest) -> Exported:
+        """Export with the inferred shapes; graph names are transformers' own paths."""
+        from transformers.exporters import OnnxConfig, OnnxExporter
+        from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
+        from transformers.exporters.utils import get_leaf_tensors
+
+        axes = dict(_axes_by_tensor(request.kwargs, request.dynamic_shapes))
+        leaves = get_leaf_tensors(dict(request.kwargs))
+        # Its own registration has other leaves than ours for sliding layers, and its names count on it.
+        with warnings.catch_warnings(), torch.no_grad(), without_our_flattening():
+            # "tested with torch 2.12": the verdict is what counts here.
+            warnings.simplefilter("ignore")
+            register_cache_pytrees_for_model(request.model)
+            shapes = {name: _relaid(value, axes) for name, value in request.kwargs.items()}
+            config = OnnxConfig(dynamic_shapes=shapes, **request.options)
+            exported = OnnxExporter().export(request.model, dict(request.kwargs), config)
+        program: Any = exported.program
+        inputs = {str(value.name) for value in program.graph.inputs}
+
+        def graph_name(path: str) -> str | None:
+            # A name that is on both sides is told apart by a prefix.
+            return next((name for name in (f"input.{path}", path) if name in inputs), None)
+
+        names = {path: name for path in request.input_paths if (name := graph_name(path)) is not None}
+        extra = {
+            name: leaf
+            for path, leaf in leaves.items()
+            if path not in names and (name := graph_name(path)) is not None
+        }
+        outputs = [str(value.name) for value in program.graph.outputs]
+        paths = [name if name in request.output_paths else name.removeprefix("output.") for name in outputs]
+        # Its layout has a constant of each sliding layer among the outputs; ours has not.
+        paths = ["" if path.endswith("._sliding_window_tensor") else path for path in paths]
+        return Exported(program, names, paths, extra_inputs=extra)

@@ -1,0 +1,82 @@
+"""How a failed case reads: the location in the spec, then `E` lines, no Python traceback.
+
+Built from pytest's own representation classes, because only those survive xdist's serialization and give
+the short summary, the JUnit message and GitHub's annotations.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from _pytest._code.code import (
+    ReprEntry,
+    ReprExceptionInfo,
+    ReprFileLocation,
+    ReprTraceback,
+)
+
+from .errors import ExportCheckError
+from .reports.record import plain_text
+
+__all__ = ["error_lines", "representation", "reproduce_line", "update_line"]
+
+
+def representation(
+    file: str, line: int, kind: str, lines: Sequence[str], traceback: Any = None, one_line: bool = False
+) -> ReprExceptionInfo:
+    """A failure at `file`:`line` that shows `lines`; the first one is also the summary's and JUnit's message.
+
+    `traceback` is an existing representation whose entries are shown before, for ``-vv``. With `one_line`
+    nothing is left but the message, which pytest prints itself, for ``--tb=line``.
+    """
+    shown = [plain_text(text) for whole in lines for text in (whole.splitlines() or [""])]
+    entries: list[Any] = list(getattr(getattr(traceback, "reprtraceback", None), "reprentries", ()))
+    entries.append(
+        ReprEntry(
+            lines=[f"E   {text}".rstrip() for text in shown],
+            reprfuncargs=None,
+            reprlocals=None,
+            reprfileloc=ReprFileLocation(path=file, lineno=line, message=kind),
+            style="short",
+        )
+    )
+    return ReprExceptionInfo(
+        reprtraceback=ReprTraceback(reprentries=[] if one_line else entries, extraline=None, style="short"),
+        reprcrash=ReprFileLocation(path=file, lineno=line, message=shown[0] if shown else kind),
+    )
+
+
+def error_lines(error: ExportCheckError) -> list[str]:
+    """``stage compare: ...`` and the details, indented."""
+    return [
+        f"stage {error.stage}: {error.message}",
+        *(f"  {line}" for detail in error.details for line in (detail.splitlines() or [""])),
+    ]
+
+
+def update_line(config: pytest.Config, nodeid: str) -> str:
+    """The command that accepts the shapes of the test's spec."""
+    path = _quote(_from_here(config, nodeid.split("::")[0]))
+    return f"accept:     pytest --exportcheck {path} --update-shapes"
+
+
+def reproduce_line(config: pytest.Config, nodeid: str) -> str:
+    """The command that runs this one test again."""
+    flag = "--exportcheck " if config.getoption("exportcheck") else ""
+    return f'reproduce:  pytest {flag}"{_from_here(config, nodeid)}"'
+
+
+def _from_here(config: pytest.Config, nodeid: str) -> str:
+    """`nodeid` relative to where pytest was started, so that the command can be pasted there."""
+    path, separator, rest = nodeid.partition("::")
+    here = config.invocation_params.dir
+    if here != config.rootpath:
+        path = os.path.relpath(config.rootpath / path, here).replace(os.sep, "/")
+    return path + separator + rest
+
+
+def _quote(path: str) -> str:
+    return f'"{path}"' if " " in path else path

@@ -1,0 +1,193 @@
+"""What the fixtures hand out: lazy objects, so that a stage fails in the test and not in a fixture."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .cases import CaseId
+from .errors import ExportCheckError, ShapesError, error_class
+from .goldens import Golden, golden_of
+from .plan import PlannedCase
+
+if TYPE_CHECKING:
+    from .pipeline import SpecRun
+    from .session import RunningCase, Session
+    from .spec import ModelSpec
+
+__all__ = ["ExportCase", "ObservedInputs", "SpecRuns"]
+
+
+class SpecRuns:
+    """The models in memory for one test module: one spec at a time, closed before the next one loads."""
+
+    def __init__(self) -> None:
+        self._spec: ModelSpec | None = None
+        self._run: SpecRun | None = None
+
+    def of(self, spec: ModelSpec) -> SpecRun:
+        """The run of `spec`; closes the one of another spec."""
+        if self._run is None or self._spec is None or self._spec.path != spec.path:
+            self.close()
+            from .pipeline import SpecRun
+
+            self._spec, self._run = spec, SpecRun(spec)
+        return self._run
+
+    def close(self) -> None:
+        """Free the model and the programs."""
+        run, self._run, self._spec = self._run, None, None
+        if run is not None:
+            run.close()
+
+
+@dataclass(repr=False)
+class _Handle:
+    session: Session
+    runs: SpecRuns
+    planned: PlannedCase
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.case}>"
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The spec the case comes from."""
+        return self.planned.spec
+
+    @property
+    def case(self) -> CaseId:
+        """Which case this is."""
+        return self.planned.case
+
+    @property
+    def run(self) -> SpecRun:
+        """The spec's run in this process: model, observations, programs."""
+        return self.runs.of(self.spec)
+
+    @property
+    def running(self) -> RunningCase:
+        """The test that uses this object now."""
+        running = self.session.running
+        if running is None:
+            raise RuntimeError(f"the fixture of {self.case} is used outside of its test")
+        return running
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the reports will say about this case; plain builtins that a test may add to."""
+        return self.running.record
+
+
+class ObservedInputs(_Handle):
+    """The recorded calls of a spec on one device and dtype.
+
+    Everything an observation has can be asked of this object; the model runs on first use.
+    """
+
+    @property
+    def observation(self) -> Any:
+        """The observation; runs the model the first time. Raises `LoadError` or `ObserveError`."""
+        running = self.running
+        with _guard(running):
+            return self.run.observe(self.case.device, self.case.dtype, enter=running.enter)
+
+    @property
+    def golden(self) -> Golden:
+        """Where the accepted shapes of the spec are."""
+        return golden_of(self.spec)
+
+    @property
+    def golden_path(self) -> Path:
+        """The golden file."""
+        return self.golden.path
+
+    @property
+    def golden_text(self) -> str | None:
+        """The content of the golden file, ``None`` if there is none."""
+        return self.golden.read()
+
+    @property
+    def update(self) -> bool:
+        """Whether a difference is accepted (``--update-shapes``)."""
+        return self.session.options.update
+
+    def check_shapes(self) -> None:
+        """See `pytest_exportcheck.suite.assert_dynamic_shapes`."""
+        running, golden = self.running, self.golden
+        running.enter("load")
+        with _guard(running):
+            observation = self.observation
+            running.enter("shapes")
+            from .pipeline import check_shapes, facts_of
+
+            running.record.update(facts_of(observation))
+
+            accepted = golden.read()
+            running.record["golden_exists"] = accepted is not None
+            try:
+                check_shapes(observation, accepted, golden.display)
+            except ShapesError:
+                if not self.update:
+                    running.record["proposed_golden"] = observation.golden_text(golden.display)
+                    raise
+                self._propose(observation.golden_text(golden.display), changed=True)
+            else:
+                if self.update and accepted is not None:
+                    self._propose(accepted, changed=False)
+
+    def _propose(self, text: str, *, changed: bool) -> None:
+        self.running.record["golden"] = {"path": self.golden.relative, "text": text, "changed": changed}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.observation, name)
+
+
+class ExportCase(_Handle):
+    """One case: what to export, how, and on what."""
+
+    @property
+    def observation(self) -> Any:
+        """The observation of the case's device and dtype. Raises `LoadError` or `ObserveError`."""
+        running = self.running
+        with _guard(running):
+            return self.run.observe(self.case.device, self.case.dtype, enter=running.enter)
+
+    def run_stages(self) -> None:
+        """See `pytest_exportcheck.suite.assert_export`."""
+        running = self.running
+        running.enter("load")
+        with _guard(running):
+            from .pipeline import run_case
+
+            run_case(self.run, self.case, running.enter, running.record)
+
+
+@contextmanager
+def _guard(running: RunningCase) -> Iterator[None]:
+    """Turn what would end or hide the test, raised by foreign code, into a failure of the current stage.
+
+    An exporter that calls `sys.exit`, or a model that raises a skip, must neither stop the run nor turn its
+    failure into a skip.
+    """
+    try:
+        yield
+    except ExportCheckError:
+        raise
+    except SystemExit as error:
+        raise error_class(running.stage)(f"sys.exit({error.code!r}) was called") from error
+    except (
+        pytest.skip.Exception,
+        pytest.xfail.Exception,
+        pytest.exit.Exception,
+        unittest.SkipTest,
+    ) as error:
+        raise error_class(running.stage)(f"{type(error).__name__} was raised: {error}") from error

@@ -1,0 +1,28 @@
+"""Recording what a model is called with, and inferring shapes, symbols and export arguments from it."""
+
+from __future__ import annotations
+
+from .dynamic import dynamic_shapes_for, symbol_label
+from .infer import ConstantLeaf, GraphShapes, TensorLeaf, infer_shapes
+from .observer import InputObserver, InputObserverInfo, ObserverWarning, RecordedCall
+from .resize import ExportExample, choose_example, other_sizes, resize_arguments, sizes_from_spec
+from .signature import CallSignature
+
+__all__ = [
+    "CallSignature",
+    "ConstantLeaf",
+    "ExportExample",
+    "GraphShapes",
+    "InputObserver",
+    "InputObserverInfo",
+    "ObserverWarning",
+    "RecordedCall",
+    "TensorLeaf",
+    "choose_example",
+    "dynamic_shapes_for",
+    "infer_shapes",
+    "other_sizes",
+    "resize_arguments",
+    "sizes_from_spec",
+    "symbol_label",
+]

@@ -1,0 +1,466 @@
+"""From recorded calls to shapes: which axes are dynamic, which symbol each is, which constants are baked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from ..dims import DimExpr
+from ..errors import ObserveError
+from ..pytrees import clone_tree, flatten_with_paths, is_constant
+from ..pytrees.paths import render_path, same_constant
+from .observer import RecordedCall
+from .symbols import Axis, name_axes
+
+__all__ = ["ConstantLeaf", "GraphShapes", "TensorLeaf", "container_name", "infer_shapes"]
+
+#: Given an argument name and the sizes of the symbols in a call (``None``: not known yet), the value that
+#: stands in for the argument where it is missing, or ``None`` if there is none.
+ValueIfMissing = Callable[[str, Mapping[str, int] | None], Any]
+
+
+@dataclass(frozen=True)
+class TensorLeaf:
+    """A tensor argument of the graph: ``int64[batch, seq]``."""
+
+    path: str
+    dtype: str
+    dims: tuple[int | DimExpr, ...]
+
+    @property
+    def dynamic(self) -> dict[int, DimExpr]:
+        """Axis -> expression, for the dynamic axes."""
+        return {axis: dim for axis, dim in enumerate(self.dims) if isinstance(dim, DimExpr)}
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(str(dim) for dim in self.dims)}]"
+
+
+@dataclass(frozen=True)
+class ConstantLeaf:
+    """An argument that is no tensor: it is baked into the graph."""
+
+    path: str
+    value: Any
+
+    def __str__(self) -> str:
+        return "none" if self.value is None else f"{type(self.value).__name__} = {self.value!r}"
+
+
+@dataclass
+class GraphShapes:
+    """Shapes that one graph must accept.
+
+    Attributes
+    ----------
+    leaves:
+        By path, in signature and flatten order.
+    containers:
+        Path -> class name, for every container that is neither a list nor a dict with names as keys, and for
+        those too where they are empty: no leaf tells of them.
+    sizes:
+        For each call (by its index) the size of each symbol that is known there.
+    limits:
+        Largest valid size of a symbol (a sliding-window cache holds window - 1 positions).
+    warnings:
+        What a person should know: axes that never varied, a single call, ...
+    """
+
+    leaves: dict[str, TensorLeaf | ConstantLeaf]
+    containers: dict[str, str]
+    sizes: dict[int, dict[str, int]]
+    limits: dict[str, int] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    value_if_missing: ValueIfMissing = field(default=lambda name, sizes: None, repr=False)
+    template: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def symbols(self) -> list[str]:
+        """Free symbols in order of first appearance."""
+        names: dict[str, None] = {}
+        for leaf in self.tensors():
+            for dim in leaf.dynamic.values():
+                names.update(dict.fromkeys(dim.names))
+        return list(names)
+
+    def tensors(self) -> list[TensorLeaf]:
+        """The tensor leaves in order."""
+        return [leaf for leaf in self.leaves.values() if isinstance(leaf, TensorLeaf)]
+
+    def dims(self, path: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Shape of the leaf at `path` for given symbol sizes."""
+        leaf = self.leaves[path]
+        assert isinstance(leaf, TensorLeaf)
+        return tuple(dim if isinstance(dim, int) else dim.evaluate(sizes) for dim in leaf.dims)
+
+    def missing(self, call: RecordedCall) -> list[str]:
+        """Paths of tensors of the graph that `call` does not have."""
+        have = call.leaves()
+        return [leaf.path for leaf in self.tensors() if not isinstance(have.get(leaf.path), torch.Tensor)]
+
+    def complete(self, call: RecordedCall) -> dict[str, Any]:
+        """Arguments of `call` with what it lacks filled in: stand-ins, and empty caches as length-0 tensors.
+
+        Raises
+        ------
+        ObserveError
+            The call lacks an argument that nothing stands in for.
+        """
+        missing = self.missing(call)
+        arguments = dict(call.arguments)
+        roots = dict.fromkeys(_root(path) for path in missing)
+        sizes = self.sizes.get(call.index, {})
+        lost = []
+        for root in roots:
+            value = self.value_if_missing(root, sizes)
+            if value is not None:
+                arguments[root] = value
+            elif arguments.get(root) is not None:
+                try:
+                    arguments[root] = self._empty(root, sizes, call)
+                except _Lost as error:
+                    lost.append(str(error))
+                except KeyError as error:
+                    lost.append(f"{root} (the size of {error.args[0]} is not known in this call)")
+            else:
+                lost.append(root)
+        if lost:
+            raise ObserveError(
+                f"call {call.index} has no {', '.join(lost)}, which other calls of this graph have: "
+                "give observe.value_if_missing, or put the calls into groups with observe.graphs"
+            )
+        return {name: arguments[name] for name in self.template if name in arguments}
+
+    def _empty(self, root: str, sizes: Mapping[str, int], call: RecordedCall) -> Any:
+        """A cache as in the template; missing tensors are zeros of the sizes of `call`, mostly of length 0.
+
+        The states of linear attention have no length, and begin at zero. (`checks.numbers` asks eager whether
+        it agrees, where a program fails on such a call.) `_Lost` for any other container: nobody passed
+        zeros.
+        """
+        is_cache = _is_cache(self.template[root])
+        have = call.leaves()
+        leaves, spec = _pytree.tree_flatten(self.template[root])
+        paths = [path for path in self._template_paths() if _root(path) == root]
+        built = []
+        for path, leaf in zip(paths, leaves, strict=True):
+            if isinstance(have.get(path), torch.Tensor):
+                built.append(have[path])
+            elif isinstance(leaf, torch.Tensor):
+                shape = self.dims(path, sizes)
+                if not is_cache and 0 not in shape:
+                    raise _Lost(path)
+                built.append(torch.zeros(shape, dtype=leaf.dtype, device=leaf.device))
+            elif isinstance(self.leaves.get(path), TensorLeaf):
+                raise _Lost(path)
+            else:
+                built.append(leaf)
+        return _pytree.tree_unflatten(built, spec)
+
+    def _template_paths(self) -> list[str]:
+        return [path for name, value in self.template.items() for path, _ in flatten_with_paths(value, name)]
+
+
+class _Lost(Exception):
+    """A tensor inside a container that a call lacks and nothing stands in for; the message is its path."""
+
+
+def _root(path: str) -> str:
+    return path.split(".", 1)[0]
+
+
+def container_name(value: Any) -> str | None:
+    """Class name of a container to be written down, ``None`` for what is no container or tells by its leaves.
+
+    Those are lists, and dicts with names as keys: ``images.0`` is an item of a list.
+    """
+    if type(value) is list:
+        return None if value else "list"
+    if type(value) is dict:
+        return None if value and all(isinstance(key, str) and not key.isdigit() for key in value) else "dict"
+    if _pytree.is_namedtuple_instance(value):
+        # torch.export wants that very class where it is given one, and a list of the children for any other
+        # class.
+        return f"namedtuple {type(value).__module__}:{type(value).__qualname__}"
+    return type(value).__name__ if _is_node(value) else None
+
+
+def _is_node(value: Any) -> bool:
+    return type(value) in _pytree.SUPPORTED_NODES or _pytree.is_namedtuple_instance(value)
+
+
+def _containers(value: Any, path: str, found: dict[str, str]) -> None:
+    name = container_name(value)
+    if name is not None:
+        found.setdefault(path, name)
+    if _is_node(value):
+        # One level only: each child knows its own kind.
+        pairs, _ = _pytree.tree_flatten_with_path(value, is_leaf=lambda child: child is not value)
+        for keys, child in pairs:
+            _containers(child, render_path(keys, path), found)
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _call_text(indices: Sequence[int]) -> str:
+    return ("call " if len(indices) == 1 else "calls ") + ", ".join(map(str, indices))
+
+
+def _check_constant(path: str, values: dict[int, Any]) -> Any:
+    """The value that all calls agree on; `ObserveError` names argument, calls and values otherwise."""
+    groups: list[tuple[Any, list[int]]] = []
+    for index, value in values.items():
+        for known, indices in groups:
+            if same_constant(known, value):
+                indices.append(index)
+                break
+        else:
+            groups.append((value, [index]))
+    if len(groups) > 1:
+        text = "; ".join(f"{value!r} in {_call_text(indices)}" for value, indices in groups)
+        raise ObserveError(
+            f"argument {path} is a constant that differs between calls ({text}): "
+            "it would be baked into the graph",
+            details=[
+                "pin it in the calls, or give each value a graph of its own, for instance",
+                "  observe: {graphs: {"
+                + ", ".join(f"graph_{k}: {indices}" for k, (_, indices) in enumerate(groups))
+                + "}}",
+            ],
+        )
+    return groups[0][0]
+
+
+def _is_cache(value: Any) -> bool:
+    return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
+
+
+def infer_shapes(
+    calls: Sequence[RecordedCall],
+    *,
+    signature_order: Sequence[str] = (),
+    defaults: Mapping[str, Any] | None = None,
+    batch_dims: bool | Collection[str] = False,
+    value_if_missing: ValueIfMissing = lambda name, sizes: None,
+    declared: Mapping[tuple[str, int], DimExpr] | None = None,
+) -> GraphShapes:
+    """Infer what one graph must accept so as to serve `calls`.
+
+    Parameters
+    ----------
+    calls:
+        At least one recorded call.
+    signature_order:
+        Parameter names in order; extra arguments come after them.
+    defaults:
+        Value of a constant argument where a call does not pass it.
+    batch_dims:
+        ``True``: axis 0 of every tensor is dynamic; names: of these arguments only.
+    value_if_missing:
+        Stand-ins for arguments that some calls lack.
+    declared:
+        Expressions that the spec gives to axes, by (path, axis): these axes are dynamic, whatever their
+        sizes.
+
+    Raises
+    ------
+    ObserveError
+        The calls cannot be served by one graph: ranks, dtypes or constants differ.
+    """
+    defaults = dict(defaults or {})
+    # First without the stand-ins whose sizes are symbols, then with them.
+    known_sizes: Mapping[int, Mapping[str, int]] | None = None
+    for _ in range(2):
+        shapes = _infer(
+            calls, signature_order, defaults, batch_dims, value_if_missing, declared or {}, known_sizes
+        )
+        known_sizes = shapes.sizes
+    return shapes
+
+
+def _infer(
+    calls: Sequence[RecordedCall],
+    signature_order: Sequence[str],
+    defaults: Mapping[str, Any],
+    batch_dims: bool | Collection[str],
+    value_if_missing: ValueIfMissing,
+    declared: Mapping[tuple[str, int], DimExpr],
+    known_sizes: Mapping[int, Mapping[str, int]] | None,
+) -> GraphShapes:
+    # Roots in the order of the first call that has them, merged over the calls.
+    roots: dict[str, None] = {}
+    for call in sorted(calls, key=lambda c: -len(c.arguments)):
+        roots.update(dict.fromkeys(call.arguments))
+    order = {name: position for position, name in enumerate(signature_order or defaults)}
+    template: dict[str, Any] = {}
+    paths: dict[str, None] = {}
+    values: dict[int, dict[str, Any]] = {call.index: {} for call in calls}
+    containers: dict[str, str] = {}
+    for root in sorted(roots, key=lambda name: order.get(name, len(order))):
+        stand_in_used = False
+        for call in calls:
+            value = call.arguments.get(root)
+            if value is None:
+                sizes = None if known_sizes is None else known_sizes.get(call.index, {})
+                value = value_if_missing(root, sizes)
+                stand_in_used = stand_in_used or value is not None
+            leaves = dict(flatten_with_paths(value, root))
+            values[call.index].update(leaves)
+            if value is not None:
+                best = template.get(root)
+                if best is None or len(_pytree.tree_leaves(best)) < len(leaves):
+                    template[root] = value
+                _containers(value, root, containers)
+    for root, value in template.items():
+        paths.update(dict.fromkeys(path for path, _ in flatten_with_paths(value, root)))
+    for call in calls:
+        for path in values[call.index]:
+            if path not in paths and values[call.index][path] is not None:
+                if isinstance(values[call.index][path], torch.Tensor):
+                    raise ObserveError(
+                        f"argument {_root(path)} has a different structure in {_call_text([call.index])}: "
+                        f"it holds {path}, other calls do not"
+                    )
+                paths[path] = None
+
+    tensors: dict[str, dict[int, torch.Tensor]] = {}
+    constants: dict[str, Any] = {}
+    for path in paths:
+        found = {call.index: values[call.index].get(path) for call in calls}
+        seen = {index: value for index, value in found.items() if isinstance(value, torch.Tensor)}
+        if seen:
+            _check_tensors(path, found, seen)
+            tensors[path] = seen
+            continue
+        given: dict[int, Any] = {}
+        for index, value in found.items():
+            given[index] = defaults.get(path) if value is None and is_constant(defaults.get(path)) else value
+        constants[path] = _check_constant(path, given)
+
+    axes = _axes(calls, tensors, batch_dims, declared)
+    names = name_axes(axes, declared)
+    leaves_out: dict[str, TensorLeaf | ConstantLeaf] = {}
+    for path in paths:
+        if path in constants:
+            # The value a parameter has anyway says nothing about the graph.
+            is_default = path in defaults and same_constant(constants[path], defaults[path])
+            # A `None` inside a container is a leaf of it, and counts where shapes are handed out leaf by
+            # leaf.
+            if not is_default and (constants[path] is not None or path != _root(path)):
+                leaves_out[path] = ConstantLeaf(path, constants[path])
+            continue
+        first = next(iter(tensors[path].values()))
+        dims = tuple(names.get((path, axis), size) for axis, size in enumerate(first.shape))
+        leaves_out[path] = TensorLeaf(path, _dtype_name(first), dims)
+    shapes = GraphShapes(
+        leaves_out,
+        containers,
+        _sizes(calls, axes, names),
+        value_if_missing=value_if_missing,
+        template=template,
+    )
+    shapes.limits = _limits(shapes)
+    if len(calls) == 1:
+        shapes.warnings.append("only one call was observed: an axis can be dynamic only through batch_dims")
+    return shapes
+
+
+def _check_tensors(path: str, found: Mapping[int, Any], seen: Mapping[int, torch.Tensor]) -> None:
+    other = {i: v for i, v in found.items() if not isinstance(v, torch.Tensor) and v is not None}
+    if other:
+        index, value = next(iter(other.items()))
+        raise ObserveError(
+            f"argument {path} is a tensor in {_call_text(list(seen))} and {type(value).__name__} "
+            f"({value!r:.60}) in {_call_text([index])}"
+        )
+    for what, of in (
+        ("rank", lambda t: t.dim()),
+        ("dtype", _dtype_name),
+        ("device", lambda t: str(t.device)),
+    ):
+        kinds: dict[Any, list[int]] = {}
+        for index, tensor in seen.items():
+            kinds.setdefault(of(tensor), []).append(index)
+        if len(kinds) > 1:
+            text = "; ".join(f"{kind} in {_call_text(indices)}" for kind, indices in kinds.items())
+            raise ObserveError(f"argument {path} changes its {what}: {text}; one graph cannot serve both")
+
+
+def _axes(
+    calls: Sequence[RecordedCall],
+    tensors: Mapping[str, Mapping[int, torch.Tensor]],
+    batch: bool | Collection[str],
+    declared: Mapping[tuple[str, int], DimExpr],
+) -> list[Axis]:
+    """The dynamic axes, each with its size in every call (``None``: not known)."""
+    axes = []
+    for path, seen in tensors.items():
+        rank = next(iter(seen.values())).dim()
+        for axis in range(rank):
+            sizes: dict[int, int | None] = {i: tensor.shape[axis] for i, tensor in seen.items()}
+            distinct = set(sizes.values())
+            is_batch = axis == 0 and (batch is True or (not isinstance(batch, bool) and _root(path) in batch))
+            for call in calls:
+                if call.index in sizes:
+                    continue
+                # An empty cache: as many leaves as in later calls, of length 0 (axis 2 of keys and values).
+                # States of linear attention have no length.
+                is_length = path.endswith((".keys", ".values")) and rank == 4
+                empty = is_length and _is_cache(call.arguments.get(_root(path)))
+                sizes[call.index] = 0 if empty and axis == 2 else None
+                if empty and axis == 2:
+                    distinct.add(0)
+            if len(distinct) > 1 or is_batch or (path, axis) in declared:
+                axes.append(Axis(path, axis, rank, sizes, is_batch))
+    return axes
+
+
+def _sizes(
+    calls: Sequence[RecordedCall],
+    axes: Sequence[Axis],
+    names: Mapping[tuple[str, int], DimExpr],
+) -> dict[int, dict[str, int]]:
+    sizes: dict[int, dict[str, int]] = {call.index: {} for call in calls}
+    for axis in axes:
+        dim = names[axis.key]
+        if len(dim.terms) == 1 and not dim.offset:
+            for index, size in axis.sizes.items():
+                if size is not None:
+                    sizes[index].setdefault(dim.names[0], size)
+    return sizes
+
+
+def _limits(shapes: GraphShapes) -> dict[str, int]:
+    limits: dict[str, int] = {}
+
+    def visit(value: Any, path: str) -> None:
+        for name in ("self_attention_cache", "cross_attention_cache"):
+            if hasattr(value, name):
+                visit(getattr(value, name), f"{path}.{name}")
+        for index, layer in enumerate(getattr(value, "layers", None) or ()):
+            window = getattr(layer, "sliding_window", None)
+            leaf = shapes.leaves.get(f"{path}.layers.{index}.keys")
+            if isinstance(window, int) and isinstance(leaf, TensorLeaf) and len(leaf.dims) == 4:
+                dim = leaf.dims[2]
+                if isinstance(dim, DimExpr) and len(dim.terms) == 1:
+                    name = dim.names[0]
+                    limits[name] = min(limits.get(name, window - 1), window - 1)
+
+    for root, value in shapes.template.items():
+        visit(value, root)
+    # A patch mode may keep what the layer would drop: then the window is no limit.
+    return {
+        n: limit for n, limit in limits.items() if all(s.get(n, 0) <= limit for s in shapes.sizes.values())
+    }
+
+
+def copy_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Clones of arguments, to be handed to code that may write into them."""
+    copied: dict[str, Any] = clone_tree(dict(arguments))
+    return copied

@@ -1,0 +1,256 @@
+"""The observation of one spec on one device and dtype: its recorded calls, grouped into graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..dims import DimExpr, parse_dim
+from ..errors import ExportCheckError, ObserveError
+from ..pytrees import clone_tree, register_flattening_functions
+from ..spec import CallPlan, ModelSpec, TensorSpec, resolve_tensor
+from .infer import GraphShapes, infer_shapes
+from .observer import InputObserver, RecordedCall
+from .resize import ExportExample, choose_example
+from .signature import CallSignature
+
+__all__ = ["GraphObservation", "Observation", "last_lines", "observe"]
+
+
+@dataclass
+class GraphObservation:
+    """The calls that one program must serve.
+
+    Attributes
+    ----------
+    name:
+        Name of the group, ``None`` if one graph serves every call.
+    calls:
+        Recorded calls of the group.
+    shapes:
+        What the program must accept.
+    example:
+        Arguments for the exporters.
+    """
+
+    name: str | None
+    calls: list[RecordedCall]
+    shapes: GraphShapes
+    example: ExportExample
+
+
+@dataclass
+class Observation:
+    """Everything that was seen of a model.
+
+    Attributes
+    ----------
+    model:
+        The model, in eval mode on `device`.
+    graphs:
+        By group name; the single key is ``None`` if one graph serves every call.
+    patch_mode:
+        The mode that was active while observing.
+    """
+
+    spec: ModelSpec
+    model: torch.nn.Module
+    device: str
+    dtype: str
+    patch_mode: str
+    method: str
+    signature: CallSignature
+    calls: list[RecordedCall]
+    graphs: dict[str | None, GraphObservation] = field(default_factory=dict)
+
+    def eager(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the model with (copies of) `arguments`; outputs are the model's own."""
+        args, kwargs = self.signature.call(clone_tree(dict(arguments)))
+        with torch.no_grad():
+            return getattr(self.model, self.method)(*args, **kwargs)
+
+    def accepts(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether eager takes `arguments`."""
+        try:
+            self.eager(arguments)
+        except Exception:
+            # Whatever eager raises is its way of refusing these sizes.
+            return False
+        return True
+
+
+def last_lines(error: BaseException, count: int = 12) -> list[str]:
+    """The error and the end of its traceback, for the details of a failure."""
+    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip().splitlines()
+    return lines[-count:]
+
+
+@contextlib.contextmanager
+def _stage_observe(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ExportCheckError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ObserveError(f"{what}: {type(error).__name__}: {error}", details=last_lines(error)) from error
+
+
+def observe(
+    spec: ModelSpec,
+    model: torch.nn.Module,
+    plans: Sequence[CallPlan],
+    device: str,
+    dtype: str,
+    patch_mode: str = "none",
+) -> Observation:
+    """Run the calls of `spec` under an `InputObserver` and infer what each graph must accept.
+
+    The caller keeps `register_flattening_functions` and the patches of `patch_mode` active.
+
+    Raises
+    ------
+    ObserveError
+        A call raised, nothing was recorded, eager disagrees with itself, or the calls of a group cannot be
+        served by one graph.
+    """
+    method = spec.observe.method
+    if not callable(getattr(model, method, None)):
+        raise ObserveError(f"{type(model).__name__} has no method {method!r} (observe.method)")
+    if method == "forward" and (model._forward_hooks or model._forward_pre_hooks):
+        raise ObserveError(
+            f"{type(model).__name__} has forward hooks of its own: they run around the observed `forward`, "
+            "and an exporter puts them into the program",
+            details=["wrap it: a module whose forward calls this one has the hooks inside"],
+        )
+    observer = InputObserver()
+    limit = spec.observe.store_n_calls
+    with observer(model, store_n_calls=limit, method_name=method):
+        previous: Any = None
+        for plan in plans:
+            with _stage_observe(f"{spec.relative}:{plan.line}: the {plan.kind} call {plan.index} raised"):
+                previous = plan.run(model, previous)
+    info = observer.info
+    if info.lost:
+        raise ObserveError(
+            f"{info.lost} of {info.seen} calls of {method} could not be recorded, see the warnings"
+        )
+    if observer.is_empty():
+        raise ObserveError(
+            f"no call of {type(model).__name__}.{method} was recorded: the calls of the spec do not reach it"
+        )
+    assert info.signature is not None
+    recorded = _with_config_defaults(info.calls, model, info.signature)
+    observation = Observation(spec, model, device, dtype, patch_mode, method, info.signature, recorded)
+    for name, calls in _groups(spec, recorded):
+        shapes = infer_shapes(
+            calls,
+            signature_order=info.signature.names,
+            defaults=info.signature.defaults,
+            batch_dims=spec.observe.batch_dims
+            if isinstance(spec.observe.batch_dims, bool)
+            else set(spec.observe.batch_dims),
+            value_if_missing=_stand_ins(spec, device, dtype),
+            declared=_declared_axes(spec, info.signature),
+        )
+        for call in calls:
+            shapes.complete(call)  # one that lacks an argument can be fed to no program
+        example = choose_example(calls, shapes, observation.accepts, _preferred(spec, name))
+        observation.graphs[name] = GraphObservation(name, calls, shapes, example)
+    return observation
+
+
+def _groups(spec: ModelSpec, calls: list[RecordedCall]) -> list[tuple[str | None, list[RecordedCall]]]:
+    graphs = spec.observe.graphs
+    if graphs == "one":
+        return [(None, calls)]
+    groups: list[tuple[str | None, list[RecordedCall]]] = []
+    for name, indices in graphs.items():
+        wrong = [index for index in indices if index >= len(calls)]
+        if wrong:
+            raise ObserveError(
+                f"observe.graphs.{name} names call {wrong[0]}, "
+                f"but {len(calls)} calls were recorded (0 to {len(calls) - 1})"
+            )
+        groups.append((name, [calls[index] for index in indices]))
+    return groups
+
+
+def _preferred(spec: ModelSpec, group: str | None) -> int | None:
+    example = getattr(spec.observe, "example", None)
+    if isinstance(example, Mapping):
+        return example.get(group)
+    return example
+
+
+def _with_config_defaults(
+    calls: Sequence[RecordedCall], model: torch.nn.Module, signature: CallSignature
+) -> list[RecordedCall]:
+    """Make flags explicit that transformers reads from the config when a call does not pass them.
+
+    ``generate`` passes ``use_cache=True`` and ``return_dict=True`` where a plain call leaves them to
+    ``model.config``: the same graph, which a comparison of constants must not split.
+    """
+    config = getattr(model, "config", None)
+    flags = {}
+    for flag in ("use_cache", "return_dict", "output_attentions", "output_hidden_states"):
+        value = getattr(config, flag, None)
+        if isinstance(value, bool) and any(call.arguments.get(flag) is not None for call in calls):
+            flags[flag] = value
+    recorded = []
+    for call in calls:
+        arguments = dict(call.arguments)
+        for flag, value in flags.items():
+            if arguments.get(flag) is None:
+                if flag in signature.names:
+                    arguments[flag] = value
+            elif arguments[flag] == value and flag not in signature.names:
+                del arguments[flag]
+        recorded.append(RecordedCall(call.index, arguments, call.outputs, call.duration))
+    return recorded
+
+
+def _declared_axes(spec: ModelSpec, signature: CallSignature) -> dict[tuple[str, int], DimExpr]:
+    """(path, axis) -> expression, for the arguments that the spec describes with named dims."""
+    described: dict[str, Any] = dict(spec.observe.value_if_missing)
+    for call in () if isinstance(spec.observe.calls, str) else spec.observe.calls:
+        if call.kind == "forward":
+            described.update(zip(signature.names, call.args, strict=False))
+            described.update(call.kwargs)
+    axes = {}
+    for name, value in described.items():
+        if isinstance(value, TensorSpec):
+            for axis, dim in enumerate(value.dims):
+                expression = parse_dim(dim.text)
+                if isinstance(expression, DimExpr):
+                    axes[name, axis] = expression
+    return axes
+
+
+def _stand_ins(spec: ModelSpec, device: str, dtype: str) -> Callable[[str, Mapping[str, int] | None], Any]:
+    described = dict(spec.observe.value_if_missing)
+    cache: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
+
+    def value(name: str, sizes: Mapping[str, int] | None) -> Any:
+        if name not in described:
+            return None
+        tensor = described[name]
+        known = dict(sizes or {})
+        if any(symbol not in known for symbol in tensor.names):
+            # The sizes of its symbols are not known (yet) in this call.
+            return None
+        key = (name, tuple(sorted(known.items())))
+        if key not in cache:
+            cache[key] = resolve_tensor(tensor, known, f"value_if_missing.{name}", device, dtype)
+        return cache[key]
+
+    return value
+
+
+def flattening() -> contextlib.AbstractContextManager[Any]:
+    """The block in which observations are made and used."""
+    return register_flattening_functions()

@@ -1,0 +1,255 @@
+"""Inputs of chosen sizes, made from recorded ones by resampling along the axes, so that values stay valid."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from ..pytrees import clone_tree, flatten_with_paths
+from .infer import GraphShapes, TensorLeaf
+from .observer import RecordedCall
+
+__all__ = ["ExportExample", "choose_example", "other_sizes", "resize_arguments"]
+
+#: Sizes to fall back on: distinct primes, none of them 0 or 1, which torch.export treats as constants.
+_SAFE_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+
+@dataclass(frozen=True)
+class ExportExample:
+    """What is handed to an exporter.
+
+    Attributes
+    ----------
+    arguments:
+        By name, complete; copies.
+    call:
+        Index of the recorded call it was made from.
+    sizes:
+        Size of each symbol.
+    resized:
+        Whether it differs from the recorded call.
+    note:
+        For the record: why it was resized, or why it could not be.
+    """
+
+    arguments: dict[str, Any]
+    call: int
+    sizes: dict[str, int]
+    resized: bool
+    note: str = ""
+
+
+def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`tensor` with `shape`: nearest-neighbour along each axis whose size changes."""
+    source = tensor
+    if tensor.numel() == 0 and 0 not in shape:
+        source = next(
+            (d for d in donors if d.numel()),
+            torch.zeros([max(n, 1) for n in tensor.shape], dtype=tensor.dtype),
+        )
+        source = source.to(tensor.device)
+    for axis, size in enumerate(shape):
+        old = source.shape[axis]
+        if old == size:
+            continue
+        if old == 0:
+            source = source.new_zeros([*source.shape[:axis], size, *source.shape[axis + 1 :]])
+        elif size == 0:
+            source = source.narrow(axis, 0, 0)
+        elif size < old:
+            # Nearest keeps the pattern of a mask: ones stay where ones were.
+            index = ((torch.arange(size, device=source.device) + 0.5) * old / size).long()
+            source = source.index_select(axis, index)
+        else:
+            # Repeating in turn gives rows that differ from their neighbours, which a nearest copy would not.
+            index = (
+                torch.arange(size, device=source.device) % old
+                if axis == 0
+                else ((torch.arange(size, device=source.device) + 0.5) * old / size).long()
+            )
+            source = source.index_select(axis, index)
+    return source.clone(memory_format=torch.contiguous_format)
+
+
+def resize_arguments(
+    arguments: Mapping[str, Any],
+    shapes: GraphShapes,
+    sizes: Mapping[str, int],
+    donors: Sequence[RecordedCall] = (),
+) -> dict[str, Any]:
+    """Arguments with exactly the sizes that `sizes` gives to the symbols; static axes are left alone.
+
+    Parameters
+    ----------
+    arguments:
+        Complete arguments of a call, by name.
+    donors:
+        Calls whose tensors are used where `arguments` holds an empty one.
+    """
+    resized = {}
+    for name, value in arguments.items():
+        leaves, spec = _pytree.tree_flatten(value)
+        paths = [path for path, _ in flatten_with_paths(value, name)]
+        new = []
+        for path, leaf in zip(paths, leaves, strict=True):
+            if isinstance(leaf, torch.Tensor) and isinstance(shapes.leaves.get(path), TensorLeaf):
+                others = [d.leaves()[path] for d in donors if isinstance(d.leaves().get(path), torch.Tensor)]
+                new.append(_resample(leaf, shapes.dims(path, sizes), others))
+            else:
+                new.append(leaf)
+        resized[name] = _pytree.tree_unflatten(new, spec)
+    copied: dict[str, Any] = clone_tree(resized)
+    return copied
+
+
+def _bindings(shapes: GraphShapes, call: RecordedCall) -> dict[str, int]:
+    known = shapes.sizes.get(call.index, {})
+    return {name: known[name] for name in shapes.symbols if name in known}
+
+
+def _candidates(size: int, observed: Sequence[int]) -> list[int]:
+    """Sizes to try instead of `size`, best first.
+
+    Observed sizes are known to be valid. Then come larger ones on the grid of the observed sizes: images and
+    frames come in multiples of a patch or a stride, and a small size may make a derived one (``width // 2``)
+    a 1, which torch.export would treat as a constant.
+    """
+    known = [n for n in dict.fromkeys(observed) if n >= 2]
+    found = [size] if size >= 2 else []
+    found += known
+    if size >= 2:
+        step = gcd(*known, size)
+        found += [size + step, size + 2 * step, size + 3 * step]
+        found += [n for n in _SAFE_SIZES if n > size]
+    return [*found, *_SAFE_SIZES, 2]
+
+
+def _safe(
+    sizes: Mapping[str, int],
+    limits: Mapping[str, int],
+    symbols: Sequence[str],
+    observed: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, int]:
+    """Distinct sizes of at least 2, as close to `sizes` as that allows."""
+    safe: dict[str, int] = {}
+    for name in symbols:
+        size = sizes.get(name, 0)
+        limit = limits.get(name)
+        for candidate in _candidates(size, (observed or {}).get(name, ())):
+            if candidate not in safe.values() and (limit is None or candidate <= limit):
+                safe[name] = candidate
+                break
+        else:
+            safe[name] = size if limit is not None and limit < 2 else max(size, 2)
+    return safe
+
+
+def choose_example(
+    calls: Sequence[RecordedCall],
+    shapes: GraphShapes,
+    accepts: Callable[[dict[str, Any]], bool],
+    prefer: int | None = None,
+) -> ExportExample:
+    """The arguments to export with.
+
+    The best example has every argument and no dynamic axis of size 0 or 1 or equal to another one by
+    accident, because torch.export specialises those. The call that comes closest is taken and resized; if
+    eager (`accepts`) refuses the new sizes, the recorded call is used as it is and the note says so.
+
+    Raises
+    ------
+    ObserveError
+        `prefer` or the best call lacks an argument that nothing stands in for.
+    """
+    symbols = shapes.symbols
+
+    def quality(call: RecordedCall) -> tuple[int, int, int]:
+        sizes = _bindings(shapes, call)
+        # Each distinct size of at least 2 is one that need not be changed.
+        good = len({size for size in sizes.values() if size >= 2})
+        return (-len(shapes.missing(call)), good, sum(sizes.values()))
+
+    if prefer is not None:
+        call = next(c for c in calls if c.index == prefer)
+    else:
+        call = max(calls, key=quality)
+    arguments = shapes.complete(call)
+    sizes = {name: shapes.sizes[call.index].get(name, 0) for name in symbols}
+    observed = {name: [s[name] for s in shapes.sizes.values() if name in s] for name in symbols}
+    wanted = _safe(sizes, shapes.limits, symbols, observed)
+    if wanted == sizes:
+        return ExportExample(clone_tree(arguments), call.index, sizes, False)
+    changed = ", ".join(f"{n} {sizes[n]} -> {wanted[n]}" for n in symbols if sizes[n] != wanted[n])
+    resized = resize_arguments(arguments, shapes, wanted, calls)
+    if accepts(clone_tree(resized)):
+        return ExportExample(resized, call.index, wanted, True, f"call {call.index} resized: {changed}")
+    return ExportExample(
+        clone_tree(arguments),
+        call.index,
+        sizes,
+        False,
+        f"call {call.index} as observed: eager refuses {changed}",
+    )
+
+
+def other_sizes(
+    shapes: GraphShapes, example: ExportExample, calls: Sequence[RecordedCall]
+) -> list[dict[str, int]]:
+    """Sizes that no observed call had, one symbol away from the example, and all of them at once.
+
+    Batches of 1 and 3, an empty past, lengths of 1 and longer than anything observed.
+    """
+    observed: dict[str, set[int]] = {name: set() for name in shapes.symbols}
+    seen = []
+    for call in calls:
+        known = _bindings(shapes, call)
+        seen.append(known)
+        for name, size in known.items():
+            observed[name].add(size)
+    variants: dict[str, list[int]] = {}
+    for name in shapes.symbols:
+        sizes = observed[name] or {example.sizes[name]}
+        top = max(sizes | {example.sizes[name]})
+        if name == "batch" or name.endswith("_batch"):
+            candidates = [1, 3, top + 2]
+        elif name in ("height", "width", "frames"):
+            # Images and frames come in multiples (patches, strides): keep to the grid that was observed.
+            step = 0
+            for size in sizes:
+                step = gcd(step, size)
+            candidates = [top + step]
+        elif name == "past":
+            candidates = [0, 1, top + 3]
+        else:
+            candidates = [1, 2, 2 * top + 1]
+        limit = shapes.limits.get(name)
+        variants[name] = [size for size in dict.fromkeys(candidates) if limit is None or size <= limit]
+    found: list[dict[str, int]] = []
+    for name, candidates in variants.items():
+        found += [{**example.sizes, name: size} for size in candidates]
+    for pick in (0, -1):
+        found.append(
+            {
+                name: candidates[pick] if candidates else example.sizes[name]
+                for name, candidates in variants.items()
+            }
+        )
+    unique = {tuple(sorted(sizes.items())): sizes for sizes in found}
+    shown = {tuple(sorted(sizes.items())) for sizes in seen}
+    return [sizes for key, sizes in unique.items() if key not in shown]
+
+
+def sizes_from_spec(example: ExportExample, resize: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """Every combination of the sizes a spec lists, the other symbols as in the example."""
+    names = list(resize)
+    return [
+        {**example.sizes, **dict(zip(names, pick, strict=True))}
+        for pick in itertools.product(*resize.values())
+    ]

@@ -1,0 +1,113 @@
+"""Arguments of a call by name, whatever way they were passed, and back to a call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CallSignature"]
+
+#: Old name -> new name of an argument that transformers renamed (accepted under the old name until 5.40).
+_RENAMED = {"past_key_values": "cache"}
+
+
+@dataclass(frozen=True)
+class CallSignature:
+    """The signature of an observed method.
+
+    Attributes
+    ----------
+    names:
+        Parameters in order, without variadic ones.
+    positional_only:
+        Those of `names` that can only be passed by position.
+    defaults:
+        Default values, of the parameters that have one.
+    var_positional, var_keyword:
+        Name of ``*args`` and ``**kwargs``, ``None`` if there is none.
+    """
+
+    names: tuple[str, ...]
+    positional_only: tuple[str, ...]
+    defaults: Mapping[str, Any]
+    var_positional: str | None
+    var_keyword: str | None
+    before_variadic: tuple[str, ...]
+    source: inspect.Signature
+
+    @classmethod
+    def of(cls, method: Callable[..., Any]) -> CallSignature:
+        """Signature of a bound method (decorators that keep ``__wrapped__`` are looked through)."""
+        signature = inspect.signature(method)
+        names: list[str] = []
+        positional_only: list[str] = []
+        before: list[str] = []
+        defaults: dict[str, Any] = {}
+        var_positional = var_keyword = None
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                var_positional = parameter.name
+                before = list(names)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                var_keyword = parameter.name
+            else:
+                names.append(parameter.name)
+                if parameter.kind is parameter.POSITIONAL_ONLY:
+                    positional_only.append(parameter.name)
+                if parameter.default is not parameter.empty:
+                    defaults[parameter.name] = parameter.default
+        return cls(
+            tuple(names),
+            tuple(positional_only),
+            defaults,
+            var_positional,
+            var_keyword,
+            tuple(before),
+            signature,
+        )
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name in signature order; ``*args`` become ``args_0``, ``args_1``; extras come last.
+
+        Raises
+        ------
+        TypeError
+            The arguments do not fit the signature.
+        """
+        if self.var_keyword is not None:
+            kwargs = {
+                _RENAMED[k] if k in _RENAMED and _RENAMED[k] in self.names and k not in self.names else k: v
+                for k, v in kwargs.items()
+            }
+        bound = self.source.bind(*args, **kwargs).arguments
+        arguments: dict[str, Any] = {}
+        for name in self.source.parameters:
+            if name not in bound:
+                continue
+            if name == self.var_positional:
+                arguments.update({f"{name}_{i}": value for i, value in enumerate(bound[name])})
+            elif name == self.var_keyword:
+                # In sorted order: the order of extra keywords is the caller's whim.
+                arguments.update({k: bound[name][k] for k in sorted(bound[name])})
+            else:
+                arguments[name] = bound[name]
+        return arguments
+
+    def call(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The inverse of `bind`: ``(args, kwargs)`` to call the method with."""
+        rest = dict(arguments)
+        args: list[Any] = []
+        extra: list[str] = []
+        if self.var_positional is not None:
+            extra = [f"{self.var_positional}_{i}" for i in range(len(rest))]
+            extra = [name for name in extra if name in rest]
+        # Once there are *args, everything before them is positional too.
+        for name in self.before_variadic if extra else self.positional_only:
+            if name in rest:
+                args.append(rest.pop(name))
+            elif name in self.defaults:
+                args.append(self.defaults[name])
+        args.extend(rest.pop(name) for name in extra)
+        return tuple(args), rest

@@ -1,0 +1,194 @@
+"""Command-line options, their ini twins, and the checks that need nothing but their values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import pytest
+
+__all__ = ["DEVICES", "DTYPES", "Options", "add_options", "refuse_options_without_flag", "unknown_name"]
+
+DEVICES = ("cpu", "cuda")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+
+#: Destination and flag of the options that mean nothing without `--exportcheck`.
+_NEEDS_FLAG = {
+    "exportcheck_update": "--update-shapes",
+    "exportcheck_prune": "--prune-shapes",
+    "exportcheck_exporter": "--exporter",
+    "exportcheck_patch_mode": "--patch-mode",
+    "exportcheck_device": "--export-device",
+    "exportcheck_dtype": "--export-dtype",
+}
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option. Values stay plain strings: xdist sends them to the workers."""
+    group = parser.getgroup("exportcheck", "model export checks (pytest-exportcheck)")
+    group.addoption(
+        "--exportcheck", action="store_true", help="collect spec files (YAML) and check what they describe"
+    )
+    group.addoption(
+        "--update-shapes",
+        action="store_true",
+        dest="exportcheck_update",
+        help="accept the inferred dynamic shapes: write the golden files under __shapes__",
+    )
+    group.addoption(
+        "--prune-shapes",
+        action="store_true",
+        dest="exportcheck_prune",
+        help="delete golden files whose spec is gone (full runs only)",
+    )
+    for flag, dest, metavar, what in (
+        ("--exporter", "exportcheck_exporter", "NAME", "exporter"),
+        ("--patch-mode", "exportcheck_patch_mode", "NAME", "patch mode"),
+        ("--export-device", "exportcheck_device", "DEV", "device"),
+        ("--export-dtype", "exportcheck_dtype", "DT", "dtype"),
+    ):
+        group.addoption(
+            flag,
+            action="append",
+            default=[],
+            dest=dest,
+            metavar=metavar,
+            help=f"run only the cases with this {what} (repeatable)",
+        )
+    group.addoption(
+        "--require-device",
+        action="append",
+        default=[],
+        dest="exportcheck_require_device",
+        metavar="DEV",
+        help="a case on this device is an error, not a skip, where the device is absent (repeatable)",
+    )
+    group.addoption(
+        "--exportcheck-report",
+        dest="exportcheck_report",
+        metavar="PATH",
+        help="write one JSON record per case to PATH",
+    )
+    group.addoption(
+        "--exportcheck-artifacts",
+        dest="exportcheck_artifacts",
+        metavar="DIR",
+        help="keep what explains a failed case under DIR",
+    )
+    parser.addini("exportcheck_report", "default of --exportcheck-report (relative to the rootdir)")
+    parser.addini("exportcheck_artifacts", "default of --exportcheck-artifacts (relative to the rootdir)")
+    parser.addini("exportcheck_require_device", "added to --require-device", type="args", default=[])
+
+
+def refuse_options_without_flag(config: pytest.Config) -> None:
+    """Raise `pytest.UsageError` if an option was given that does nothing without `--exportcheck`."""
+    given = [flag for dest, flag in _NEEDS_FLAG.items() if config.getoption(dest)]
+    if given:
+        raise pytest.UsageError(
+            f"{', '.join(given)} needs --exportcheck: without it no spec file is collected"
+        )
+
+
+def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
+    """The text for a name that nobody registered, with the valid ones and a near match."""
+    close = get_close_matches(name, known, n=1)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """The values that hold for a run, command line over ini.
+
+    Attributes
+    ----------
+    flag:
+        ``--exportcheck`` was given.
+    update, prune:
+        ``--update-shapes`` and ``--prune-shapes``.
+    exporters, patch_modes, devices, dtypes:
+        What the axes are restricted to; empty: everything.
+    require_devices:
+        Devices whose absence is an error.
+    report, artifacts:
+        Absolute paths, or ``None``.
+    """
+
+    flag: bool
+    update: bool
+    prune: bool
+    exporters: tuple[str, ...]
+    patch_modes: tuple[str, ...]
+    devices: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    require_devices: tuple[str, ...]
+    report: Path | None
+    artifacts: Path | None
+
+    @classmethod
+    def from_config(cls, config: pytest.Config) -> Options:
+        """Read the options of `config`; no check."""
+
+        def path(name: str) -> Path | None:
+            given = config.getoption(name)
+            if given:
+                return Path(config.invocation_params.dir, given)
+            ini = config.getini(name)
+            return Path(config.rootpath, ini) if ini else None
+
+        return cls(
+            flag=bool(config.getoption("exportcheck")),
+            update=bool(config.getoption("exportcheck_update")),
+            prune=bool(config.getoption("exportcheck_prune")),
+            exporters=tuple(config.getoption("exportcheck_exporter")),
+            patch_modes=tuple(config.getoption("exportcheck_patch_mode")),
+            devices=tuple(config.getoption("exportcheck_device")),
+            dtypes=tuple(config.getoption("exportcheck_dtype")),
+            require_devices=(
+                *config.getini("exportcheck_require_device"),
+                *config.getoption("exportcheck_require_device"),
+            ),
+            report=path("exportcheck_report"),
+            artifacts=path("exportcheck_artifacts"),
+        )
+
+    def check(self, exporters: Sequence[str], patch_modes: Sequence[str]) -> None:
+        """Raise `pytest.UsageError` for names that nobody knows and for updates that CI must not do."""
+        for kind, values, known in (
+            ("exporter", self.exporters, exporters),
+            ("patch mode", self.patch_modes, [*patch_modes, "own"]),
+            ("device", (*self.devices, *self.require_devices), DEVICES),
+            ("dtype", self.dtypes, DTYPES),
+        ):
+            for value in values:
+                if value not in known:
+                    raise pytest.UsageError(unknown_name(kind, value, known))
+        self._check_ci()
+        if self.report is not None:
+            self._check_report(self.report)
+
+    def _check_ci(self) -> None:
+        flag = "--update-shapes" if self.update else "--prune-shapes" if self.prune else None
+        if flag and _is_set("CI") and not _is_set("EXPORTCHECK_ALLOW_CI_UPDATE"):
+            raise pytest.UsageError(
+                f"{flag} is refused because CI is set in the environment: accepted shapes are reviewed by a "
+                "person and committed, a CI job only compares. Run it locally, or set "
+                "EXPORTCHECK_ALLOW_CI_UPDATE=1"
+            )
+
+    @staticmethod
+    def _check_report(report: Path) -> None:
+        # Before the run, which may take hours, rather than after it.
+        if report.is_dir():
+            raise pytest.UsageError(f"--exportcheck-report: {report} is a directory")
+        try:
+            report.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(f"--exportcheck-report: cannot create {report.parent}: {error}") from None
+
+
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() not in ("", "0", "false", "no")

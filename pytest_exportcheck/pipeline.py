@@ -1,0 +1,446 @@
+"""The stages of a case in their order: from a spec to a verdict. Knows nothing of pytest.
+
+The rooms do the work; here they are put in a row, and what they raise is given its stage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+
+from .cases import CaseId
+from .checks.frozen import frozen_in_onnx, frozen_in_program
+from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
+from .checks.numbers import check_eager, check_observed_calls, check_other_sizes, tolerances_of
+from .errors import (
+    ConvertError,
+    ExportCheckError,
+    ExportError,
+    LoadError,
+    ObserveError,
+    PatchError,
+    ShapesError,
+    error_class,
+)
+from .exporters.base import (
+    Exported,
+    Exporter,
+    ExportRequest,
+    dynamic_arguments,
+    flat_forward,
+    named_arguments,
+)
+from .exporters.registry import load_exporter
+from .exporters.rnn import fresh_dispatch
+from .observe.infer import ConstantLeaf
+from .observe.observation import GraphObservation, Observation, last_lines, observe
+from .patches.base import PatchMode
+from .patches.registry import load_patch_mode
+from .pytrees import flatten_with_paths, register_flattening_functions
+from .runtimes.base import open_session
+from .runtimes.onnx_runtime import OnnxRuntimeSession
+from .spec import ModelSpec, build_calls, build_model
+
+__all__ = ["CheckedObservation", "SpecRun", "check_shapes", "run_case"]
+
+#: torch.onnx colours its messages whether or not anybody reads them on a terminal.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+#: What ``CaseId.patch_mode`` is for an exporter that brings its own patches.
+OWN = "own"
+
+
+class _Stages:
+    """Tells the caller which stage runs, and adds up wall and CPU seconds per stage."""
+
+    def __init__(self, enter: Callable[[str], None], record: dict[str, Any]) -> None:
+        self._enter = enter
+        self._durations: dict[str, dict[str, float]] = record.setdefault("durations", {})
+        self.current = ""
+        self._began = (0.0, 0.0)
+
+    def __call__(self, name: str) -> None:
+        self.stop()
+        self.current = name
+        self._began = (time.perf_counter(), time.process_time())
+        self._enter(name)
+
+    def stop(self) -> None:
+        """Close the running stage."""
+        if self.current:
+            spent = self._durations.setdefault(self.current, {"wall_s": 0.0, "cpu_s": 0.0})
+            spent["wall_s"] += time.perf_counter() - self._began[0]
+            spent["cpu_s"] += time.process_time() - self._began[1]
+            self.current = ""
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """A stage within a call of foreign code; an exception that leaves the block belongs to it."""
+        outer = self.current
+        self(name)
+        try:
+            yield
+        except ExportCheckError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _refusal(error, name, "the captured program cannot be converted") from error
+        self(outer)
+
+
+class CheckedObservation(Observation):
+    """An observation with the text of its golden."""
+
+    def golden_text(self, path: str) -> str:
+        """Proposed content of the golden file that is shown as `path`."""
+        return render_golden(self.golden_graphs(), path, self.spec.relative)
+
+    def golden_graphs(self) -> dict[str | None, GoldenGraph]:
+        """The inferred shapes as golden sections.
+
+        One golden serves every dtype of a spec: the case's dtype is written as the first of the matrix.
+        """
+        primary = self.spec.matrix.dtypes[0]
+        graphs = {}
+        for name, graph in self.graphs.items():
+            inputs = {}
+            for path, leaf in graph.shapes.leaves.items():
+                text = str(leaf)
+                if not isinstance(leaf, ConstantLeaf) and leaf.dtype == self.dtype:
+                    text = text.replace(self.dtype, primary, 1)
+                inputs[path] = text
+            graphs[name] = GoldenGraph(inputs, dict(graph.shapes.containers))
+        return graphs
+
+
+def _device_index(device: str) -> str:
+    """``cuda`` on the device of this worker: worker k takes cuda:(k mod count)."""
+    if device != "cuda" or torch.cuda.device_count() < 2:
+        return device
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return f"cuda:{int(worker) % torch.cuda.device_count()}" if worker.isdigit() else device
+
+
+class SpecRun:
+    """Everything of one spec in one process: its models and observations, made once, kept until `close`."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
+        self._observations: dict[tuple[str, str, str], CheckedObservation | ExportCheckError] = {}
+
+    def close(self) -> None:
+        """Free the models and what was recorded."""
+        self._models.clear()
+        self._observations.clear()
+        gc.collect()
+
+    def model(self, device: str, dtype: str) -> torch.nn.Module:
+        """The model; raises `LoadError`, the same one again if it failed before."""
+        key = (device, dtype)
+        if key not in self._models:
+            try:
+                self._models[key] = build_model(self.spec, _device_index(device), dtype)
+            except ExportCheckError as error:
+                self._models[key] = error
+            except (Exception, SystemExit) as error:
+                self._models[key] = LoadError(f"{type(error).__name__}: {error}", details=last_lines(error))
+        model: torch.nn.Module = _value(self._models[key])
+        return model
+
+    def observe(
+        self, device: str, dtype: str, mode: str = "none", enter: Callable[[str], None] = lambda stage: None
+    ) -> CheckedObservation:
+        """The observation under a patch mode; `LoadError` or `ObserveError`, again if it failed before."""
+        key = (device, dtype, mode)
+        if key not in self._observations:
+            enter("load")
+            model = self.model(device, dtype)
+            enter("observe")
+            try:
+                self._observations[key] = self._observe(model, device, dtype, mode)
+            except ExportCheckError as error:
+                self._observations[key] = error
+            except (Exception, SystemExit) as error:
+                self._observations[key] = ObserveError(
+                    f"{type(error).__name__}: {error}", details=last_lines(error)
+                )
+        checked: CheckedObservation = _value(self._observations[key])
+        return checked
+
+    def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
+        where = _device_index(device)
+        with register_flattening_functions(), _load_mode(mode).apply(model, "eager"):
+            plans = build_calls(self.spec, where, dtype)
+            seen = observe(self.spec, model, plans, where, dtype, mode)
+            checked = CheckedObservation(**vars(seen))
+            for graph in checked.graphs.values():
+                check_eager(checked, graph, tolerances_of(self.spec, device, dtype))
+        return checked
+
+
+def _value(kept: Any) -> Any:
+    if isinstance(kept, ExportCheckError):
+        # A new one each time: pytest writes the traceback of this test into the exception it is given.
+        raise type(kept)(kept.message, details=kept.details, facts=kept.facts)
+    return kept
+
+
+def check_shapes(observation: CheckedObservation, golden: str | None, path: str) -> None:
+    """Compare the inferred dynamic shapes with the accepted ones.
+
+    Parameters
+    ----------
+    golden:
+        Text of the golden file, ``None`` if there is none.
+    path:
+        The file as shown in messages.
+
+    Raises
+    ------
+    ShapesError
+        They differ, or there is no golden; the details hold the diff or the proposed content.
+    """
+    proposed = observation.golden_text(path)
+    if golden is None:
+        raise ShapesError(
+            f"no accepted dynamic shapes: {path} does not exist, proposed content:",
+            details=proposed.splitlines(),
+        )
+    try:
+        parse_golden(golden, path)
+    except GoldenError as error:
+        raise ShapesError(str(error), details=["proposed content:", *proposed.splitlines()]) from None
+    diff = compare_goldens(golden, proposed)
+    if diff:
+        raise ShapesError(
+            f"inferred dynamic shapes differ from {path}", details=[*diff, *_explain(observation, golden)]
+        )
+
+
+def _explain(observation: CheckedObservation, golden: str) -> list[str]:
+    """For each axis that was dynamic and is not now (or the reverse): its sizes in the calls."""
+    notes = []
+    accepted = parse_golden(golden)
+    for name, proposed in observation.golden_graphs().items():
+        old = accepted.get(name)
+        graph = observation.graphs[name]
+        for path, text in proposed.inputs.items():
+            before = old.inputs.get(path) if old else None
+            if before is None or before == text or "[" not in before or "[" not in text:
+                continue
+            dims_before = before[before.index("[") + 1 : -1].split(", ")
+            dims_now = text[text.index("[") + 1 : -1].split(", ")
+            for axis, (was, now) in enumerate(zip(dims_before, dims_now, strict=False)):
+                if was != now and was.isdigit() != now.isdigit():
+                    sizes = [
+                        leaf.shape[axis]
+                        for call in graph.calls
+                        if isinstance(leaf := call.leaves().get(path), torch.Tensor) and leaf.dim() > axis
+                    ]
+                    kind = "dynamic" if not was.isdigit() else was
+                    notes.append(
+                        f"{path}: axis {axis} was {kind}, is now {'dynamic' if not now.isdigit() else now} "
+                        f"(sizes {sizes} in {len(sizes)} calls)"
+                    )
+    return notes
+
+
+def _load_mode(name: str) -> PatchMode:
+    try:
+        mode = load_patch_mode("none" if name == OWN else name)
+    except LookupError as error:
+        raise PatchError(str(error)) from None
+    return cast(PatchMode, mode)
+
+
+def _load_exporter(name: str) -> Exporter:
+    try:
+        return cast(Exporter, load_exporter(name))
+    except LookupError as error:
+        raise ExportError(str(error)) from None
+    except Exception as error:
+        raise ExportError(f"exporter {name} cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _refusal(error: BaseException, stage: str, what: str) -> ExportCheckError:
+    """The failure of foreign code at `stage`: its first line, then as much of it as a person reads."""
+    if isinstance(error, SystemExit):
+        return error_class(stage)(f"{what}: sys.exit({error.code!r}) was called", details=_places(error))
+    # torch.onnx wraps the reason several times; the innermost one says what happened.
+    chain: list[BaseException] = [error]
+    while chain[-1].__cause__ is not None and chain[-1].__cause__ not in chain:
+        chain.append(chain[-1].__cause__)
+    texts = [[line for line in _COLOURS.sub("", str(link)).splitlines() if line.strip()] for link in chain]
+    first = texts[-1][0] if texts[-1] else "no message"
+    error = chain[-1]
+    lines = [*texts[-1][1:15], *(line for text in texts[:-1] for line in text[:15])]
+    details = [*dict.fromkeys(line for line in lines if line != first), *_places(chain[0])]
+    return error_class(stage)(f"{what}: {type(error).__name__}: {first}", details=details)
+
+
+#: Packages whose frames say little about where a model is refused.
+_MACHINERY = ("torch", "onnxscript", "onnx_ir", "onnxruntime", "pytest_exportcheck", "sympy")
+
+
+def _places(error: BaseException) -> list[str]:
+    """Where it was raised: the last frame in the model's or the user's code, and the raising one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return []
+    own = [
+        frame
+        for frame in frames
+        if not any(f"{os.sep}{name}{os.sep}" in frame.filename for name in _MACHINERY)
+    ]
+    shown = [*own[-1:], frames[-1]] if own[-1:] != frames[-1:] else own[-1:]
+    return [
+        f"at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line or ''}".rstrip(": ")
+        for frame in shown
+    ]
+
+
+def _observed_under(exporter: Exporter, case: CaseId, mode: PatchMode) -> str:
+    """Name of the mode under which the calls of a case are observed."""
+    own = getattr(exporter, "observed_under", None)
+    if case.patch_mode == OWN and own is not None:
+        return str(own)
+    return str(case.patch_mode) if mode.observed_under_itself else "none"
+
+
+def _export(
+    exporter: Exporter,
+    mode: PatchMode,
+    observation: Observation,
+    graph: GraphObservation,
+    stages: _Stages,
+) -> tuple[Exported, ExportRequest]:
+    target = str(getattr(exporter, "target", "torch"))
+    arguments = graph.example.arguments
+    try:
+        outputs = flatten_with_paths(observation.eager(arguments))
+    except Exception as error:
+        # Made from a call that lacks an argument and its stand-in: no exporter is to blame.
+        raise _refusal(error, "observe", "eager refuses the arguments to export with") from error
+    with (
+        fresh_dispatch(),
+        mode.apply(observation.model, target),
+        flat_forward(observation.model, observation.method, observation.signature, arguments) as kwargs,
+    ):
+        request = ExportRequest(
+            model=observation.model,
+            kwargs=kwargs,
+            dynamic_shapes=dynamic_arguments(kwargs, graph.shapes),
+            dynamic_names=named_arguments(kwargs, graph.shapes),
+            input_paths=[path for n, v in kwargs.items() for path, _ in flatten_with_paths(v, n)],
+            output_paths=[path for path, _ in outputs],
+            output_tensor_paths=[path for path, leaf in outputs if isinstance(leaf, torch.Tensor)],
+            shapes=graph.shapes,
+            options=dict(observation.spec.exporter_options.get(exporter.name, {})),
+            stage=stages.inside,
+            mode=mode,
+        )
+        return exporter.export(request), request
+
+
+def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: dict[str, Any]) -> None:
+    """Take one case through its stages.
+
+    Parameters
+    ----------
+    enter:
+        Called with the name of each stage as it begins.
+    record:
+        Filled with plain builtins: durations, errors per output, node counts, sizes tried.
+
+    Raises
+    ------
+    ExportCheckError
+        The subclass of the stage that failed.
+    """
+    stages = _Stages(enter, record)
+    try:
+        _run_case(run, case, stages, record)
+    finally:
+        stages.stop()
+
+
+def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any]) -> None:
+    assert case.exporter is not None
+    assert case.patch_mode is not None
+    spec = run.spec
+    stages("load")
+    mode = _load_mode(case.patch_mode)
+    exporter = _load_exporter(case.exporter)
+    under = _observed_under(exporter, case, mode)
+    observation = run.observe(case.device, case.dtype, under, stages)
+    graph = observation.graphs[case.graph]
+    example = graph.example
+    record.update(
+        observed_under=under,
+        example={
+            "call": example.call,
+            "sizes": example.sizes,
+            "resized": example.resized,
+            "note": example.note,
+        },
+        warnings=list(graph.shapes.warnings),
+    )
+    tolerances = tolerances_of(spec, case.device, case.dtype)
+    with register_flattening_functions(), _load_mode(under).apply(observation.model, "eager"):
+        stages("patch")
+        try:
+            with mode.apply(observation.model, "eager"):
+                pass
+        except PatchError:
+            raise
+        except Exception as error:
+            raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
+        stages("export")
+        try:
+            exported, request = _export(exporter, mode, observation, graph, stages)
+        except ExportCheckError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise _refusal(error, "export", f"{exporter.name} refuses the model") from error
+        if not isinstance(exported, Exported):
+            raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
+        record.update(exported.facts)
+        if isinstance(exported.program, torch.export.ExportedProgram):
+            _fail_if_frozen(
+                frozen_in_program(exported.program, request.input_paths, graph.shapes), ExportError, record
+            )
+        stages("session")
+        try:
+            session = open_session(exported, observation.device, request.output_paths)
+        except ExportCheckError:
+            raise
+        except Exception as error:
+            raise _refusal(error, "session", "the program cannot be loaded") from error
+        record.update(session.facts)
+        if isinstance(session, OnnxRuntimeSession):
+            stages("convert")
+            _fail_if_frozen(
+                frozen_in_onnx(session.input_dims(), exported.input_names, graph.shapes), ConvertError, record
+            )
+        check_observed_calls(spec, observation, graph, session, tolerances, stages, record)
+        stages("resize")
+        check_other_sizes(spec, observation, graph, session, tolerances, record)
+
+
+def _fail_if_frozen(frozen: list[str], error: type[ExportCheckError], record: dict[str, Any]) -> None:
+    record["specialised"] = frozen
+    if frozen:
+        raise error(f"{len(frozen)} dynamic axes became constants", details=frozen)
+
+
+def facts_of(observation: Observation) -> Mapping[str, Any]:
+    """What the record of a spec's shapes check says about the observation."""
+    return {"calls": len(observation.calls), "graphs": [name for name in observation.graphs if name]}

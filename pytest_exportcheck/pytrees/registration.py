@@ -1,0 +1,239 @@
+"""Registration of classes as pytree nodes: scoped, reversible, and loud about foreign registrations.
+
+The one module that touches torch's private pytree registry (`torch.utils._pytree` and `torch.fx._pytree`,
+checked on torch 2.13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.fx import _pytree as fx_pytree
+from torch.utils import _pytree
+
+from . import caches
+
+__all__ = [
+    "FlatteningWarning",
+    "register_class_flattening",
+    "register_flattening_functions",
+    "registration_owner",
+    "unregister_class_flattening",
+    "without_our_flattening",
+]
+
+_LOCK = threading.RLock()
+
+#: Classes that this module registered, with how many nested scopes hold them.
+_OURS: dict[type, int] = {}
+
+#: What was there before, by class, until the last scope that holds the class is left.
+_REPLACED: dict[type, _Saved] = {}
+
+_SUFFIX = "#pytest_exportcheck"
+
+
+class FlatteningWarning(UserWarning):
+    """Another library registered a class as a pytree node before us."""
+
+
+def register_class_flattening(
+    cls: type,
+    f_flatten: Callable[[Any], tuple[list[Any], Any]],
+    f_unflatten: Callable[[Any, Any], Any],
+    f_flatten_with_keys: Callable[[Any], tuple[list[tuple[Any, Any]], Any]],
+    f_check: Callable[[], Any] | None = None,
+    *,
+    to_dumpable_context: Callable[[Any], Any] | None = None,
+    from_dumpable_context: Callable[[Any], Any] | None = None,
+) -> bool:
+    """Register `cls` as a pytree node.
+
+    Parameters
+    ----------
+    f_flatten, f_unflatten, f_flatten_with_keys:
+        As for `torch.utils._pytree.register_pytree_node`.
+    to_dumpable_context, from_dumpable_context:
+        Likewise; needed to save a program.
+    f_check:
+        Returns an instance; when given, a round trip of it is made at once and must keep the leaves.
+
+    Returns
+    -------
+    bool
+        ``True`` if newly registered, ``False`` if `cls` already was a pytree node (nothing is changed).
+    """
+    with _LOCK:
+        if cls in _pytree.SUPPORTED_NODES:
+            return False
+        # Not `register_pytree_node`: that one also tells optree, where there is no way back, so that the
+        # second registration of a process fails wherever optree is installed.
+        _pytree._private_register_pytree_node(
+            cls,
+            f_flatten,
+            f_unflatten,
+            serialized_type_name=f"{cls.__module__}.{cls.__qualname__}{_SUFFIX}",
+            flatten_with_keys_fn=f_flatten_with_keys,
+            to_dumpable_context=to_dumpable_context,
+            from_dumpable_context=from_dumpable_context,
+        )
+    if f_check is not None:
+        leaves, context = f_flatten(f_check())
+        again, _ = f_flatten(f_unflatten(leaves, context))
+        if len(leaves) != len(again):
+            unregister_class_flattening(cls)
+            raise ValueError(
+                f"flattening {cls.__name__} does not round trip: {len(leaves)} leaves become {len(again)}"
+            )
+    return True
+
+
+def unregister_class_flattening(cls: type) -> None:
+    """Undo `register_class_flattening`; nothing happens if `cls` is not registered."""
+    with _LOCK:
+        if cls in _pytree.SUPPORTED_NODES:
+            _pytree._deregister_pytree_node(cls)
+
+
+def registration_owner(cls: type) -> str | None:
+    """Who registered `cls`: ``pytest_exportcheck``, the name of another registration, or ``None``."""
+    if cls not in _pytree.SUPPORTED_NODES:
+        return None
+    node = _pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
+    name = str(node.serialized_type_name) if node is not None else "unknown"
+    return "pytest_exportcheck" if name.endswith(_SUFFIX) else name
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    sub: type
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _subclasses(sub)
+
+
+def _cache_classes() -> list[type]:
+    # transformers that nobody imported has no cache instance to flatten.
+    module = sys.modules.get("transformers.cache_utils")
+    if module is None:
+        return []
+    seen: dict[type, None] = dict.fromkeys([module.Cache, *_subclasses(module.Cache)])
+    return list(seen)
+
+
+def _functions(cls: type) -> tuple[Any, Any, Any]:
+    module = sys.modules["transformers.cache_utils"]
+    if issubclass(cls, module.EncoderDecoderCache):
+        return (
+            caches.flatten_encoder_decoder,
+            caches.unflatten_encoder_decoder,
+            caches.flatten_encoder_decoder_with_keys,
+        )
+    return caches.flatten_cache, caches.unflatten_cache, caches.flatten_cache_with_keys
+
+
+class _Saved:
+    """A foreign registration, taken out and to be put back.
+
+    A class may also be known to `torch.fx._pytree`, by which an ExportedProgram flattens its inputs: left
+    there, a foreign entry would be applied to our layout.
+    """
+
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.node = _pytree.SUPPORTED_NODES.get(cls)
+        self.serialized = _pytree.SUPPORTED_SERIALIZED_TYPES.get(cls)
+        self.fx = [(table, table.pop(cls)) for table in _fx_tables() if cls in table]
+
+    def restore(self) -> None:
+        for table, entry in self.fx:
+            table.setdefault(self.cls, entry)
+        if self.node is None or self.cls in _pytree.SUPPORTED_NODES:
+            return
+        _pytree.SUPPORTED_NODES[self.cls] = self.node
+        if self.serialized is not None:
+            _pytree.SUPPORTED_SERIALIZED_TYPES[self.cls] = self.serialized
+            _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[self.serialized.serialized_type_name] = self.cls
+
+
+def _fx_tables() -> list[dict[type, Any]]:
+    return [fx_pytree.SUPPORTED_NODES, fx_pytree.SUPPORTED_NODES_EXACT_MATCH]
+
+
+@contextlib.contextmanager
+def register_flattening_functions(patch_transformers: bool = True) -> Iterator[Callable[[Any], Any]]:
+    """Make the cache classes of transformers pytree nodes inside the block; undone on exit.
+
+    A foreign registration of the same class is replaced inside the block, with a `FlatteningWarning` that
+    names its owner, and put back on exit. Blocks nest. Wrap observation, inference and export in one block.
+
+    Yields
+    ------
+    callable
+        The identity function, for code written as ``inputs = f(inputs)``.
+    """
+    held: list[type] = []
+    try:
+        with _LOCK:
+            for cls in _cache_classes() if patch_transformers else []:
+                if cls not in _OURS:
+                    owner = registration_owner(cls)
+                    if owner is not None:
+                        # An exception where warnings are errors: what is held already is released below.
+                        warnings.warn(
+                            f"{cls.__name__} was registered as a pytree node by {owner!r}; "
+                            "its layout is replaced while pytest-exportcheck works and put back afterwards",
+                            FlatteningWarning,
+                            stacklevel=3,
+                        )
+                    _REPLACED[cls] = _Saved(cls)
+                    unregister_class_flattening(cls)
+                    flatten, unflatten, with_keys = _functions(cls)
+                    register_class_flattening(
+                        cls,
+                        flatten,
+                        unflatten,
+                        with_keys,
+                        to_dumpable_context=caches.context_to_json,
+                        from_dumpable_context=caches.context_from_json,
+                    )
+                _OURS[cls] = _OURS.get(cls, 0) + 1
+                held.append(cls)
+        yield lambda value: value
+    finally:
+        with _LOCK:
+            for cls in held:
+                _OURS[cls] -= 1
+                if not _OURS[cls]:
+                    del _OURS[cls]
+                    if registration_owner(cls) == "pytest_exportcheck":
+                        unregister_class_flattening(cls)
+                    _REPLACED.pop(cls).restore()
+
+
+@contextlib.contextmanager
+def without_our_flattening() -> Iterator[None]:
+    """Take our registrations out inside the block, for an exporter that relies on a layout of its own.
+
+    What the block registers is removed on exit, whatever class it is for, and ours are put back.
+    """
+    with _LOCK:
+        ours = [cls for cls in _OURS if registration_owner(cls) == "pytest_exportcheck"]
+        before = set(_pytree.SUPPORTED_NODES).difference(ours)
+        saved = [_Saved(cls) for cls in ours]
+        for cls in ours:
+            unregister_class_flattening(cls)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for cls in set(_pytree.SUPPORTED_NODES).difference(before):
+                unregister_class_flattening(cls)
+                for table in _fx_tables():
+                    table.pop(cls, None)
+            for node in saved:
+                node.restore()

@@ -1,0 +1,1 @@
+"""Reports: one plain record per case, and what is made of the records: terminal matrix, JSON, Markdown."""

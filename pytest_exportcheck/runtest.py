@@ -1,0 +1,193 @@
+"""Running a case: what is checked before it, how its outcome becomes a verdict, a text and a record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .collection import SpecFile
+from .errors import ExportCheckError, ShapesError, error_class
+from .expectations import Expectation, expectation_for
+from .failures import error_lines, representation, reproduce_line, update_line
+from .plugin import session_of
+from .reports.artifacts import keep_artifacts
+from .reports.record import case_record, to_plain
+from .session import RunningCase
+
+if TYPE_CHECKING:
+    from .session import Session
+    from .spec import ModelSpec
+
+__all__ = ["CaseRunner", "check_device", "check_requirements"]
+
+_RUNNING: pytest.StashKey[RunningCase] = pytest.StashKey()
+_EXPECTED: pytest.StashKey[Expectation] = pytest.StashKey()
+
+
+def check_requirements(spec: ModelSpec) -> None:
+    """Skip the test, visibly, if a distribution that the spec requires is not installed."""
+    from .spec import missing_requirements
+
+    missing = missing_requirements(spec)
+    if missing:
+        pytest.skip(f"requires {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
+def check_device(config: pytest.Config, device: str) -> None:
+    """Skip the test if the machine has no such device, fail it if the device was required.
+
+    With several GPUs each xdist worker gets its own, round robin.
+    """
+    if device == "cpu":
+        return
+    import torch
+
+    session = session_of(config)
+    if not torch.cuda.is_available():
+        if device in session.options.require_devices:
+            pytest.fail(f"no CUDA device on this machine, and --require-device {device} was given", False)
+        pytest.skip(f"no CUDA device on this machine; --require-device {device} makes this an error")
+    torch.cuda.set_device((session.worker or 0) % torch.cuda.device_count())
+
+
+class CaseRunner:
+    """Registered in every process that runs tests."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        planned = self._session.case_of(item)
+        if planned is None:
+            return (yield)
+        file, line, _ = item.location
+        running = RunningCase(item.nodeid, file, (line or 0) + 1, planned, self._session.markers)
+        item.stash[_RUNNING] = self._session.running = running
+        running.enter("load")
+        self._expect(item, planned.spec, running)
+        try:
+            return (yield)
+        finally:
+            self._session.running = None
+            if self._session.markers is not None:
+                self._session.markers.clear()
+
+    def _expect(self, item: pytest.Item, spec: ModelSpec, running: RunningCase) -> None:
+        expected = expectation_for(spec, running.planned.case)
+        if expected is None:
+            return
+        item.stash[_EXPECTED] = expected
+        item.add_marker(
+            pytest.mark.xfail(raises=error_class(expected.stage), strict=True, reason=expected.reason)
+        )
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        if _RUNNING in item.stash:
+            _quiet_torch_trace()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        if _RUNNING in item.stash:
+            _quiet_torch_trace()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        # Outermost, to see the report after pytest has applied the xfail marks.
+        report = yield
+        running = item.stash.get(_RUNNING, None)
+        if running is None or report.when == "teardown" or (report.when == "setup" and report.passed):
+            return report
+        error = call.excinfo.value if call.excinfo is not None else None
+        if isinstance(error, ExportCheckError):
+            running.stage = error.stage
+        verdict = _verdict(report, running, error)
+        _rewrite(item, report, running, error, verdict)
+        record = case_record(running, verdict, _message(report, error), error)
+        report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
+        if verdict.split()[0] in ("fail", "xpass", "timeout"):
+            keep_artifacts(self._session.options.artifacts, report, running)
+        return report
+
+
+def _quiet_torch_trace() -> None:
+    """Take pytest's log capture off torch's structured trace.
+
+    pytest 9.2 attaches its handlers to loggers that do not propagate, too. On ``torch.__trace`` the mere
+    presence of a handler makes torch compute the trace of every export, and each failure would show dozens of
+    empty DEBUG lines.
+    """
+    logger = logging.getLogger("torch.__trace")
+    for handler in list(logger.handlers):
+        if type(handler).__module__.startswith("_pytest."):
+            logger.removeHandler(handler)
+
+
+def _verdict(report: pytest.TestReport, running: RunningCase, error: BaseException | None) -> str:
+    if hasattr(report, "wasxfail"):
+        return f"xfail {running.stage}" if report.skipped else "xpass"
+    if report.skipped:
+        return "skip"
+    if report.passed:
+        return "pass"
+    if error is None:
+        return "xpass"
+    if isinstance(error, pytest.fail.Exception) and str(error).startswith("Timeout"):
+        return f"timeout {running.stage}"  # pytest-timeout, signal method.
+    return f"fail {running.stage}"
+
+
+def _message(report: pytest.TestReport, error: BaseException | None) -> str | None:
+    if report.passed:
+        return None
+    if isinstance(error, ExportCheckError):
+        return error.message
+    if error is not None:
+        return f"{type(error).__name__}: {error}" if not report.skipped else str(error)
+    return str(getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longrepr))
+
+
+def _rewrite(
+    item: pytest.Item,
+    report: pytest.TestReport,
+    running: RunningCase,
+    error: BaseException | None,
+    verdict: str,
+) -> None:
+    """Replace the report's text where ours says more: stage failures, unexpected passes, skips."""
+    expected = item.stash.get(_EXPECTED, None)
+    spec_path = running.planned.spec.relative
+    one_line = item.config.getoption("tbstyle") == "line"
+    if verdict == "skip":
+        if isinstance(report.longrepr, tuple):
+            # The place of the skip is the spec, not the line of ours that called pytest.skip.
+            report.longrepr = (running.file, running.line, report.longrepr[2])
+        return
+    if verdict == "xpass" and error is None and expected is not None and report.failed:
+        lines = [
+            f"[XPASS(strict)] stage {expected.stage} was expected to fail and did not: "
+            f"remove line {expected.line} of {spec_path}",
+            f"  its reason was: {expected.reason}",
+            reproduce_line(item.config, report.nodeid),
+        ]
+        report.longrepr = representation(spec_path, expected.line, "XPASS", lines, one_line=one_line)
+        return
+    if not isinstance(error, ExportCheckError):
+        return
+    lines = error_lines(error)
+    if expected is not None and report.failed and not item.config.getoption("runxfail"):
+        lines.append(
+            f"moved from {expected.stage} to {error.stage}: change line {expected.line} of {spec_path}"
+        )
+    if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
+        lines.append(update_line(item.config, report.nodeid))
+    lines.append(reproduce_line(item.config, report.nodeid))
+    traceback = report.longrepr if item.config.getoption("verbose") >= 2 else None
+    kind = type(error).__name__
+    report.longrepr = representation(running.file, running.line, kind, lines, traceback, one_line)

@@ -1,0 +1,236 @@
+"""Run an ONNX model in ONNX Runtime: fed by name, outputs by path, 16-bit floats without numpy."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import RunError, SessionError
+from ..exporters.base import Exported
+from ..pytrees import flatten_with_paths
+
+__all__ = ["OnnxRuntimeSession", "is_onnx", "provider_for"]
+
+#: ONNX TensorProto.DataType -> torch dtype (onnx/onnx.proto).
+_TORCH = {
+    1: torch.float32,
+    2: torch.uint8,
+    3: torch.int8,
+    4: torch.uint16,
+    5: torch.int16,
+    6: torch.int32,
+    7: torch.int64,
+    9: torch.bool,
+    10: torch.float16,
+    11: torch.float64,
+    12: torch.uint32,
+    13: torch.uint64,
+    16: torch.bfloat16,
+}
+_ONNX = {dtype: code for code, dtype in _TORCH.items()}
+
+#: Protobuf refuses messages of 2 GiB; weights beyond this go to a file of their own.
+_INLINE_LIMIT = 1_500_000_000
+
+
+def provider_for(device: str) -> str:
+    """The execution provider that runs on `device` (``cpu``, ``cuda`` or ``cuda:1``)."""
+    return "CUDAExecutionProvider" if device.startswith("cuda") else "CPUExecutionProvider"
+
+
+def is_onnx(program: Any) -> bool:
+    """True for the forms in which exporters return ONNX models."""
+    if isinstance(program, (bytes, str, os.PathLike, torch.onnx.ONNXProgram)):
+        return True
+    import onnx
+    import onnx_ir
+
+    return isinstance(program, (onnx.ModelProto, onnx_ir.Model))
+
+
+def _size_of(model: Any) -> int:
+    return sum(
+        int(value.const_value.nbytes)
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+    )
+
+
+def _serialize(program: Any, folder: Path) -> bytes | str:
+    """Bytes, or the path of a file whose weights lie beside it, for `onnxruntime.InferenceSession`."""
+    import onnx
+    import onnx_ir
+
+    if isinstance(program, bytes):
+        return program
+    if isinstance(program, (str, os.PathLike)):
+        return os.fspath(program)
+    if isinstance(program, onnx.ModelProto):
+        if program.ByteSize() < _INLINE_LIMIT:
+            data: bytes = program.SerializeToString()
+            return data
+        path = folder / "model.onnx"
+        onnx.save(program, str(path), save_as_external_data=True, location="model.onnx.data")
+        return str(path)
+    model = program.model if isinstance(program, torch.onnx.ONNXProgram) else program
+    if _size_of(model) < _INLINE_LIMIT:
+        serialized: bytes = onnx_ir.to_proto(model).SerializeToString()
+        return serialized
+    path = folder / "model.onnx"
+    onnx_ir.save(model, str(path), external_data="model.onnx.data")
+    return str(path)
+
+
+def _to_torch(value: Any) -> Any:
+    """A torch copy of an OrtValue on the CPU."""
+    if not value.is_tensor():
+        # Sequences of tensors (SplitToSequence) come back as lists of numpy arrays.
+        return [torch.from_numpy(item) for item in value.to_list()] if hasattr(value, "to_list") else value
+    code = value.element_type()
+    if code == 8:
+        return value.numpy().tolist()
+    if code not in _TORCH:
+        raise RunError(f"ONNX element type {code} has no torch dtype")
+    dtype, shape = _TORCH[code], list(value.shape())
+    out = torch.empty(shape, dtype=dtype)
+    if out.numel():
+        ctypes.memmove(out.data_ptr(), value.data_ptr(), out.numel() * out.element_size())
+    return out
+
+
+class OnnxRuntimeSession:
+    """A session with one thread, on the provider for its device.
+
+    Raises
+    ------
+    SessionError
+        ONNX Runtime refuses the model, or falls back to another provider than the one asked for.
+    """
+
+    def __init__(self, exported: Exported, device: str) -> None:
+        import onnxruntime
+
+        self._exported = exported
+        self._folder = tempfile.TemporaryDirectory(prefix="exportcheck-")
+        provider = provider_for(device)
+        self.description = f"onnxruntime {provider.removesuffix('ExecutionProvider')}"
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        if provider not in onnxruntime.get_available_providers():
+            raise SessionError(
+                f"onnxruntime {onnxruntime.__version__} has no {provider} "
+                f"(it has {', '.join(onnxruntime.get_available_providers())}); install onnxruntime-gpu"
+            )
+        wanted: list[Any] = (
+            [(provider, {"device_id": int(device.partition(":")[2] or 0)})]
+            if "CUDA" in provider
+            else [provider]
+        )
+        try:
+            model = _serialize(exported.program, Path(self._folder.name))
+            self._session = onnxruntime.InferenceSession(model, options, providers=wanted)
+        except Exception as error:
+            raise SessionError(f"onnxruntime cannot load the model: {error}") from error
+        used = self._session.get_providers()
+        if not used or used[0] != provider:
+            raise SessionError(f"the session runs on {', '.join(used)}, not on the asked {provider}")
+        self._inputs = {value.name: value for value in self._session.get_inputs()}
+        self._outputs = [value.name for value in self._session.get_outputs()]
+        if len(self._outputs) != len(exported.output_paths):
+            raise SessionError(
+                f"the ONNX model has {len(self._outputs)} outputs ({', '.join(self._outputs)}), "
+                f"the model has {len(exported.output_paths)} tensors ({', '.join(exported.output_paths)})"
+            )
+        self.facts: dict[str, Any] = {
+            "providers": used,
+            "onnx_inputs": list(self._inputs),
+            **_describe(model),
+        }
+
+    def run(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Outputs on the CPU, with their paths; constants that the exporter recorded are among them."""
+        binding = self._session.io_binding()
+        keep = []
+        unfed = set(self._inputs)
+        for root, value in arguments.items():
+            for path, leaf in flatten_with_paths(value, root):
+                if not isinstance(leaf, torch.Tensor):
+                    continue
+                name = self._exported.input_names.get(path)
+                if name is None or name not in unfed:
+                    # An input that the graph does not use is dropped by the exporter: nothing to feed.
+                    continue
+                tensor = leaf.detach().to("cpu").contiguous()
+                if tensor.dtype not in _ONNX:
+                    raise RunError(f"input {path}: ONNX Runtime takes no {tensor.dtype}")
+                keep.append(tensor)
+                self._bind(binding, name, tensor)
+                unfed.discard(name)
+        for name in unfed & set(self._exported.extra_inputs):
+            tensor = self._exported.extra_inputs[name].detach().to("cpu").contiguous()
+            keep.append(tensor)
+            self._bind(binding, name, tensor)
+            unfed.discard(name)
+        if unfed:
+            raise RunError(
+                f"inputs {', '.join(sorted(unfed))} of the ONNX model have no counterpart in the call: "
+                f"it has {', '.join(sorted(self._exported.input_names))}"
+            )
+        for name in self._outputs:
+            binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(binding)
+        values = [_to_torch(value) for value in binding.get_outputs()]
+        pairs = [
+            (path, value) for path, value in zip(self._exported.output_paths, values, strict=True) if path
+        ]
+        return [*pairs, *self._exported.constants.items()]
+
+    @staticmethod
+    def _bind(binding: Any, name: str, tensor: torch.Tensor) -> None:
+        if tensor.numel():
+            binding.bind_input(name, "cpu", 0, _ONNX[tensor.dtype], list(tensor.shape), tensor.data_ptr())
+            return
+        # A tensor of no elements has no address; ONNX Runtime wants a value all the same.
+        import onnxruntime
+
+        empty = onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+            list(tensor.shape), _ONNX[tensor.dtype], "cpu"
+        )
+        binding.bind_ortvalue_input(name, empty)
+
+    def input_dims(self) -> dict[str, list[Any]]:
+        """Name -> declared dims of each input: sizes, or names of symbolic ones."""
+        return {name: list(value.shape) for name, value in self._inputs.items()}
+
+
+def _describe(model: bytes | str) -> dict[str, Any]:
+    """Node count, operator histogram, opset and size of a serialized model."""
+    import onnx
+
+    proto = (
+        onnx.load_from_string(model)
+        if isinstance(model, bytes)
+        else onnx.load(model, load_external_data=False)
+    )
+    histogram = Counter(node.op_type for node in proto.graph.node)
+    opsets = {entry.domain: entry.version for entry in proto.opset_import}
+    size = (
+        len(model)
+        if isinstance(model, bytes)
+        else sum(f.stat().st_size for f in Path(model).parent.glob(f"{Path(model).name}*"))
+    )
+    return {
+        "nodes": len(proto.graph.node),
+        "operators": dict(sorted(histogram.items())),
+        "opset": opsets.get("", 0),
+        "model_bytes": size,
+    }

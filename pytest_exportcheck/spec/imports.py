@@ -1,0 +1,198 @@
+"""Callables and folders that a spec names: files next to it, modules, installed packages."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .names import choices
+from .values import REF
+
+__all__ = [
+    "UserCodeError",
+    "call_user",
+    "failure_lines",
+    "load_callable",
+    "package_folder",
+    "sibling_imports",
+]
+
+#: Frames of our own package and of the import system say nothing to the author of a factory.
+_OWN = str(Path(__file__).resolve().parent.parent) + os.sep
+
+#: Path of a file next to a spec -> its mtime and size when it was loaded, and the module.
+_LOADED: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
+
+#: Folder -> the modules that files in it have imported from it, see `sibling_imports`.
+_SIBLINGS: dict[str, dict[str, ModuleType]] = {}
+
+
+class UserCodeError(Exception):
+    """Code named in a spec is missing or failed.
+
+    Attributes
+    ----------
+    message:
+        One line.
+    details:
+        The end of the traceback, user frames only.
+    """
+
+    def __init__(self, message: str, details: list[str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details or []
+
+
+def failure_lines(error: BaseException, limit: int = 20) -> list[str]:
+    """The last lines of a traceback, without our own frames and, if there are others, libraries' frames."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OWN, "<frozen importlib"))
+    ]
+    users = [frame for frame in frames if "site-packages" not in frame.filename]
+    # The innermost library frame says where it broke, the user's frames say why it was called.
+    shown = [*users, *(frames[-1:] if frames and frames[-1] not in users else [])]
+    lines = [line for entry in traceback.format_list(shown) for line in entry.rstrip().splitlines()]
+    lines += [
+        line for entry in traceback.format_exception_only(error) for line in entry.rstrip().splitlines()
+    ]
+    return lines[-limit:]
+
+
+@contextmanager
+def sibling_imports(folder: Path) -> Iterator[None]:
+    """Let code in `folder` import its siblings, without one spec's ``helpers.py`` becoming another's.
+
+    Modules imported from the folder meanwhile are put aside afterwards, and put back the next time.
+    """
+    root = str(folder.resolve())
+    if root in sys.path:
+        yield
+        return
+    siblings = _SIBLINGS.setdefault(root, {})
+    shadowed = {name: sys.modules[name] for name in siblings if name in sys.modules}
+    before = set(sys.modules) - set(siblings)
+    sys.modules.update(siblings)
+    sys.path.insert(0, root)
+    try:
+        yield
+    finally:
+        if root in sys.path:
+            sys.path.remove(root)
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if (
+                file
+                and str(Path(file).resolve()).startswith(root + os.sep)
+                and not name.startswith("_exportcheck_")
+            ):
+                siblings[name] = sys.modules.pop(name)
+        sys.modules.update(shadowed)
+
+
+def load_callable(ref: str, folder: Path) -> Callable[..., Any]:
+    """The callable that `ref` names, files being looked up in `folder`; `UserCodeError` if there is none."""
+    match = REF.match(ref)
+    if match is None:
+        raise UserCodeError(f"{ref!r} is not 'file.py:callable' or 'package.module:callable'")
+    module_name, name = match["module"], match["name"]
+    if module_name.endswith(".py"):
+        module = _load_file(folder / module_name, folder, module_name)
+    else:
+        module = _load_module(module_name, folder, name)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            names = [known for known in getattr(found, "__dict__", ()) if not known.startswith("_")]
+            raise UserCodeError(f"{module_name} has no {part!r}{choices(part, names[:20])}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserCodeError(f"{ref} is not callable, it is a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def _load_module(module_name: str, folder: Path, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        beside = folder / f"{module_name}.py"
+        hint = f" (for the file next to the spec write {beside.name}:{name})" if beside.is_file() else ""
+        raise UserCodeError(
+            f"cannot import {module_name}: {type(error).__name__}: {error}{hint}", failure_lines(error)
+        ) from error
+
+
+def _load_file(path: Path, folder: Path, shown: str) -> ModuleType:
+    path = path.resolve()
+    try:
+        status = path.stat()
+    except OSError:
+        names = [item.name for item in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
+        raise UserCodeError(
+            f"there is no file {shown} next to the spec{choices(path.name, names[:20])}"
+        ) from None
+    stamp = (status.st_mtime_ns, status.st_size)
+    loaded = _LOADED.get(path)
+    if loaded is not None and loaded[0] == stamp:
+        return loaded[1]
+    # One name per file: two specs' factory.py must not be one module. Registered, because dataclasses
+    # and pickle look a class's module up.
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    module_name = f"_exportcheck_{path.stem}_{digest}"
+    module_spec = importlib.util.spec_from_file_location(module_name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise UserCodeError(f"{shown} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_name] = module
+    try:
+        with sibling_imports(folder):
+            module_spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(module_name, None)
+        raise UserCodeError(
+            f"{shown} cannot be imported: {_one_line(error)}", failure_lines(error)
+        ) from error
+    _LOADED[path] = (stamp, module)
+    return module
+
+
+def call_user(function: Callable[..., Any], ref: str, folder: Path, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a user's callable; `UserCodeError` if it raises or exits. KeyboardInterrupt passes."""
+    try:
+        with sibling_imports(folder):
+            return function(*args, **kwargs)
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"{ref} raised {_one_line(error)}", failure_lines(error)) from error
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def package_folder(reference: str) -> Path:
+    """The folder that ``package:NAME/sub/folder`` names. The package is found, not imported."""
+    name, _, rest = reference.removeprefix("package:").partition("/")
+    if not name.isidentifier():
+        raise UserCodeError(
+            f"{reference!r}: expected package:NAME/sub/folder, NAME being a top-level package"
+        )
+    found = importlib.util.find_spec(name)
+    if found is None:
+        raise UserCodeError(f"package {name!r} is not installed")
+    for location in found.submodule_search_locations or ():
+        folder = Path(location, rest).resolve()
+        if folder.is_dir() and folder.is_relative_to(Path(location).resolve()):
+            return folder
+    raise UserCodeError(f"package {name!r} has no folder {rest!r}")

@@ -1,0 +1,448 @@
+"""What a spec holds: the pydantic models behind the YAML format and its JSON Schema.
+
+The models check types and single values. What needs more than one place of the file is in `rules`, and
+calls are read by `values`; so build a `ModelSpec` with `load_spec` or `parse_spec`, not from here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    SkipValidation,
+    Tag,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from ..errors import STAGES
+from . import fragments
+from .nodes import Document
+from .tensors import TensorSpec
+from .values import CallSpec, describe
+
+__all__ = [
+    "Bounds",
+    "CompareRule",
+    "Device",
+    "Dtype",
+    "Expectation",
+    "Matrix",
+    "Model",
+    "ModelSpec",
+    "Observe",
+    "Tolerance",
+    "When",
+]
+
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "float16", "bfloat16", "float64"]
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_GRAPH_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+
+
+def _problem(message: str) -> PydanticCustomError:
+    # The text travels as a parameter: pydantic would read braces in a template.
+    return PydanticCustomError("exportcheck", "{text}", {"text": message})
+
+
+def _identifier(value: str) -> str:
+    if not _IDENTIFIER.match(value):
+        raise _problem(f"{value!r} is not a name (letters, digits and _, not starting with a digit)")
+    return value
+
+
+def _graph_name(value: str) -> str:
+    if not _GRAPH_NAME.match(value):
+        raise _problem(
+            f"{value!r} is not a graph name (lower-case letters, digits and _, starting with a letter)"
+        )
+    return value
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise _problem("must not be empty")
+    return value
+
+
+def _requirement(value: str) -> str:
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        Requirement(value)
+    except InvalidRequirement as error:
+        raise _problem(f"{value!r} is not a requirement: {str(error).splitlines()[0]}") from None
+    return value
+
+
+def _versions(value: str) -> str:
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    try:
+        if not value.strip():
+            raise InvalidSpecifier
+        SpecifierSet(value)
+    except InvalidSpecifier:
+        raise _problem(f"{value!r} is not a version condition such as '>=2.14' or '>=2.9,<2.14'") from None
+    return value
+
+
+def _version(value: object) -> object:
+    # To Python, and so to Literal, true and 1.0 are 1.
+    if isinstance(value, bool | float):
+        raise _problem(f"expected 1, got {describe(value)}")
+    return value
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _shape_of(value: object) -> str:
+    """Tag of a union's branch. Tags are in angle brackets so that `validate` can take them out of paths."""
+    if isinstance(value, bool):
+        return "<bool>"
+    if isinstance(value, str):
+        return "<word>"
+    if isinstance(value, dict):
+        return "<map>"
+    if isinstance(value, list | tuple):
+        return "<list>"
+    return "<int>" if isinstance(value, int) else "<other>"
+
+
+def _branch(expected: str) -> Discriminator:
+    return Discriminator(_shape_of, custom_error_type="branch", custom_error_message=f"expected {expected}")
+
+
+# YAML has lists, frozen models hold tuples; the items stay strict.
+_Tuple = Field(strict=False)
+
+Identifier = Annotated[str, AfterValidator(_identifier)]
+GraphName = Annotated[str, AfterValidator(_graph_name)]
+Text = Annotated[str, AfterValidator(_text)]
+Requirement = Annotated[str, AfterValidator(_requirement)]
+Versions = Annotated[str, AfterValidator(_versions)]
+Size = Annotated[int, Field(ge=0)]
+Names = Annotated[tuple[Text, ...], _Tuple]
+Sizes = Annotated[tuple[Size, ...], Field(strict=False, min_length=1)]
+
+_OR_LIST: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+
+def _choice_schema(values: tuple[str, ...]) -> dict[str, Any]:
+    one = {"enum": list(values), "type": "string"}
+    return {"anyOf": [one, {"type": "array", "items": one}]}
+
+
+AnyName = Annotated[
+    tuple[Text, ...], Field(strict=False, min_length=1), BeforeValidator(_listed), WithJsonSchema(_OR_LIST)
+]
+AnyVersions = Annotated[
+    tuple[Versions, ...],
+    Field(strict=False, min_length=1),
+    BeforeValidator(_listed),
+    WithJsonSchema(_OR_LIST),
+]
+AnyDevice = Annotated[
+    tuple[Device, ...],
+    Field(strict=False, min_length=1),
+    BeforeValidator(_listed),
+    WithJsonSchema(_choice_schema(("cpu", "cuda"))),
+]
+AnyDtype = Annotated[
+    tuple[Dtype, ...],
+    Field(strict=False, min_length=1),
+    BeforeValidator(_listed),
+    WithJsonSchema(_choice_schema(("float32", "float16", "bfloat16", "float64"))),
+]
+
+BatchDims = Annotated[
+    Annotated[bool, Tag("<bool>")] | Annotated[tuple[Identifier, ...], _Tuple, Tag("<list>")],
+    _branch("true, false or a list of argument names"),
+]
+Graphs = Annotated[
+    Annotated[Literal["one"], Tag("<word>")]
+    | Annotated[dict[GraphName, Sizes], Field(min_length=1), Tag("<map>")],
+    _branch("'one' or a mapping of graph names to lists of call indices"),
+]
+Example = Annotated[
+    Annotated[Size, Tag("<int>")] | Annotated[dict[GraphName, Size], Tag("<map>")],
+    _branch("the index of a call, or a mapping of graph names to indices"),
+]
+Resize = Annotated[
+    Annotated[Literal["auto", "off"], Tag("<word>")]
+    | Annotated[dict[Identifier, Sizes], Field(min_length=1), Tag("<map>")],
+    _branch("'auto', 'off' or a mapping of symbols to lists of sizes"),
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True, use_attribute_docstrings=False
+    )
+
+
+class Model(_Section):
+    """The model: exactly one of `type`, `pretrained` and `factory`."""
+
+    type: Text | None = Field(
+        default=None,
+        description="A transformers model type such as `llama`; built from its config with random weights.",
+    )
+    pretrained: Text | None = Field(
+        default=None,
+        description="A folder (relative to the spec), `package:NAME/sub/folder` inside an installed Python "
+        "package, or a hub id, which is looked up in the local cache only unless `online: true`.",
+    )
+    factory: Text | None = Field(
+        default=None,
+        description="`file_next_to_the_spec.py:callable` or `package.module:callable` that returns a "
+        "torch.nn.Module.",
+    )
+    auto_class: Text = Field(
+        default="AutoModel",
+        description="The transformers class that builds the model, for `type` and `pretrained`: an Auto "
+        "class or a model class such as LlamaForCausalLM.",
+    )
+    config: dict[str, Any] = Field(
+        default={}, description="For `type`: configuration values; sub-configurations are nested mappings."
+    )
+    generation: dict[str, Any] = Field(
+        default={},
+        description="Attributes to set on model.generation_config.",
+    )
+    online: bool = Field(default=False, description="For `pretrained`: whether the hub may be reached.")
+    revision: Text | None = Field(
+        default=None,
+        description="For `pretrained`: branch, tag or commit on the hub.",
+    )
+    kwargs: dict[str, Any] = Field(
+        default={},
+        description="For `factory`: arguments by name, passed as they are.",
+    )
+    attn_implementation: Text | None = Field(
+        default=None,
+        description="For `type` and `pretrained`: `eager`, `sdpa`, or another name transformers knows.",
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
+        default=0, description="Seed of the weights and of the inputs."
+    )
+
+
+class Observe(_Section):
+    """The calls to observe, and how to read them."""
+
+    calls: Annotated[tuple[CallSpec, ...] | str, SkipValidation, WithJsonSchema(fragments.CALLS)] = Field(
+        description="The calls, in order; or a callable that returns or makes them."
+    )
+    method: Identifier = Field(default="forward", description="The observed method of the model.")
+    dims: Annotated[tuple[Identifier, ...], _Tuple] = Field(
+        default=(), description="Names for sizes; each call gives them values in its own `dims`."
+    )
+    batch_dims: BatchDims = Field(
+        default=False,
+        description="Whether axis 0 of the inputs is a batch axis: true for all inputs, or a list of "
+        "argument names. Such an axis is dynamic even if every call has the same size.",
+    )
+    value_if_missing: Annotated[dict[str, TensorSpec], SkipValidation, WithJsonSchema(fragments.MISSING)] = (
+        Field(
+            {},
+            description="Inputs for arguments that some calls leave out, as tensors; their dims may name the "
+            "symbols of the call, `past + seq` included.",
+        )
+    )
+    store_n_calls: Annotated[int, Field(ge=1)] = Field(
+        default=20,
+        description="How many calls are recorded at most.",
+    )
+    graphs: Graphs = Field(
+        default="one",
+        description="`one`: one program serves every observed call. Or groups of call indices, one program "
+        "each: {prefill: [0], decode: [1, 2]}.",
+    )
+    example: Example | None = Field(
+        default=None,
+        description="Which observed call the exporters are given: an index, or one index per graph.",
+    )
+
+
+class Matrix(_Section):
+    """What to check the model with; every combination is one case."""
+
+    exporters: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] = Field(
+        default=("torch-export", "onnx-dynamo"),
+        description="Names of exporters; `exportcheck exporters` lists them.",
+    )
+    patch_modes: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] = Field(
+        default=("none",), description="Names of patch modes; `exportcheck patches` lists them."
+    )
+    devices: Annotated[tuple[Device, ...], Field(strict=False, min_length=1)] = Field(
+        default=("cpu",), description="Devices. One that is absent is a visible skip."
+    )
+    dtypes: Annotated[tuple[Dtype, ...], Field(strict=False, min_length=1)] = Field(
+        default=("float32",), description="Dtypes of weights and floating-point inputs."
+    )
+
+
+class Bounds(_Section):
+    """Limits of an error: |a - b| <= atol + rtol * |b|. None: the default of the dtype."""
+
+    atol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Absolute part of the tolerance."
+    )
+    rtol: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="Part relative to the expected value."
+    )
+
+
+class Tolerance(Bounds):
+    """How far outputs may be from eager's, in general and for some outputs, devices and dtypes."""
+
+    outputs: dict[Text, Bounds] = Field(default={}, description="By output path, such as `logits`.")
+    devices: dict[Device, Bounds] = Field(default={}, description="By device.")
+    dtypes: dict[Dtype, Bounds] = Field(default={}, description="By dtype.")
+
+
+class CompareRule(_Section):
+    """Where an output is compared."""
+
+    where: Text = Field(
+        description="Name of an input mask (batch, length): positions where it is 0 are left out of the "
+        "comparison."
+    )
+    axis: Annotated[int, Field(ge=1)] = Field(
+        default=1,
+        description="Axis of the output that holds the positions: 1 for logits, 2 for keys and values.",
+    )
+
+
+class When(_Section):
+    """The cases that an expectation is about: all given keys must match; of a list, any item may."""
+
+    exporter: AnyName = Field(default=(), description="Names of exporters.")
+    patch_mode: AnyName = Field(default=(), description="Names of patch modes.")
+    device: AnyDevice = Field(default=(), description="Devices.")
+    dtype: AnyDtype = Field(default=(), description="Dtypes.")
+    graph: AnyName = Field(default=(), description="Names of graphs, from observe.graphs.")
+    torch: AnyVersions = Field(default=(), description="Version of torch, such as `>=2.14`.")
+    transformers: AnyVersions = Field(default=(), description="Version of transformers.")
+    onnx: AnyVersions = Field(default=(), description="Version of onnx.")
+    onnxscript: AnyVersions = Field(default=(), description="Version of onnxscript.")
+    onnxruntime: AnyVersions = Field(default=(), description="Version of onnxruntime.")
+    python: AnyVersions = Field(default=(), description="Version of Python.")
+
+
+Stage = Literal[STAGES]  # type: ignore[valid-type]
+
+
+class Expectation(_Section):
+    """A failure that is known: native strict xfail for the cases that match `when`."""
+
+    when: When = Field(default=When(), description="Which cases; without it, all.")
+    fails: Stage = Field(description="The stage that is expected to fail.")
+    reason: Text = Field(description="Why, with a link if there is one.")
+
+
+class ModelSpec(_Section):
+    """One spec file.
+
+    Attributes
+    ----------
+    path:
+        The file.
+    name:
+        Its stem.
+    relative:
+        Its path relative to the root given to `load_spec`, with forward slashes.
+    folder:
+        The folder against which files named in the spec are resolved.
+    """
+
+    exportcheck: Annotated[Literal[1], BeforeValidator(_version)] = Field(
+        description="Version of the format: 1."
+    )
+    description: str = Field(default="", description="Free text.")
+    requires: Annotated[tuple[Requirement, ...], _Tuple] = Field(
+        default=(),
+        description="Python distributions this spec needs, as pip writes them (`transformers>=5.1`). If one "
+        "is absent, its tests are skipped visibly.",
+    )
+    marks: Annotated[tuple[Identifier, ...], _Tuple] = Field(
+        default=(), description="pytest marks for every test of this spec."
+    )
+    model: Model = Field(description="The model.")
+    observe: Observe = Field(description="The calls to observe.")
+    matrix: Matrix = Field(default=Matrix(), description="What to check the model with.")
+    exporter_options: dict[Text, dict[str, Any]] = Field(default={}, description="Options by exporter name.")
+    tolerance: Tolerance = Field(default=Tolerance(), description="How far outputs may be from eager's.")
+    compare: dict[Text, CompareRule] = Field(default={}, description="By output path: where it is compared.")
+    resize: Resize = Field(
+        default="auto",
+        description="Sizes nobody showed the program: `auto`, `off`, or {symbol: [sizes]}.",
+    )
+    expect: Annotated[tuple[Expectation, ...], _Tuple] = Field(
+        default=(),
+        description="Failures that are known.",
+    )
+
+    _path: Path = PrivateAttr(default=Path())
+    _relative: str = PrivateAttr(default="")
+    _document: Document = PrivateAttr(default=Document())
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def folder(self) -> Path:
+        return self._path.parent
+
+    @property
+    def name(self) -> str:
+        return self._path.stem
+
+    @property
+    def relative(self) -> str:
+        return self._relative
+
+    @property
+    def graph_names(self) -> tuple[str | None, ...]:
+        """One entry per program: the names of observe.graphs, or only None for ``graphs: one``."""
+        return tuple(self.observe.graphs) if isinstance(self.observe.graphs, dict) else (None,)
+
+    def location(self, *where: Any) -> tuple[int, int]:
+        """Line and column of a node, from 1: ``spec.location("expect", 0, "when")``.
+
+        For an entry of a mapping this is where its key stands. A node that is not in the file (a default)
+        has the place of its nearest ancestor that is.
+        """
+        position = self._document.position(tuple(where))
+        return position.key_line, position.key_column
+
+    def place(self, *where: Any) -> str:
+        """``model_specs/llama.yaml:14``, the way messages name a node."""
+        return f"{self._relative}:{self.location(*where)[0]}"
+
+    def in_file(self, *where: Any) -> bool:
+        """Whether there is a node at exactly this path."""
+        return tuple(where) in self._document.positions
+
+    def __hash__(self) -> int:
+        return hash(self._path)
+
+    def attach(self, path: Path, relative: str, document: Document) -> ModelSpec:
+        """Remember where the spec comes from; for `load_spec`."""
+        self._path, self._relative, self._document = path, relative, document
+        return self

@@ -1,0 +1,207 @@
+"""Rules that involve more than one place of a spec.
+
+They run on the raw data, whether or not its types are right, so that a file with a mistake in one section
+still gets every problem of the others told. A rule that meets a wrong type says nothing: `validate` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from .names import choices, suggest
+from .nodes import NodePath, Report
+from .values import CALL_KINDS, check_ref
+
+__all__ = ["check_rules"]
+
+_SOURCES = ("type", "pretrained", "factory")
+
+#: Keys of `model` that make sense only with some of the sources.
+_ONLY_WITH = {
+    "auto_class": ("type", "pretrained"),
+    "config": ("type",),
+    "online": ("pretrained",),
+    "revision": ("pretrained",),
+    "kwargs": ("factory",),
+    "attn_implementation": ("type", "pretrained"),
+}
+
+#: Lists in which an item that stands twice is a mistake.
+_SETS: tuple[NodePath, ...] = (
+    ("requires",),
+    ("marks",),
+    ("observe", "dims"),
+    ("observe", "batch_dims"),
+    ("matrix", "exporters"),
+    ("matrix", "patch_modes"),
+    ("matrix", "devices"),
+    ("matrix", "dtypes"),
+)
+
+
+def check_rules(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], report: Report) -> None:
+    """Report whatever breaks a rule.
+
+    Parameters
+    ----------
+    data:
+        The whole file as plain data.
+    known:
+        Names that exist: ``exporters``, ``patch_modes``. A kind that is absent is not checked.
+    report:
+        Where problems go.
+    """
+    if isinstance(data.get("model"), dict):
+        _check_model(data["model"], report)
+    observe = _mapping(data.get("observe"))
+    _check_graphs(observe, report)
+    for where in _SETS:
+        _check_duplicates(_get(data, where), where, report)
+    resize = data.get("resize")
+    for symbol, sizes in _mapping(resize).items():
+        _check_duplicates(sizes, ("resize", symbol), report)
+    _check_known(data, known, report)
+    graphs = observe.get("graphs", "one")
+    for index, when in _whens(data):
+        _check_graph_condition(when.get("graph"), graphs, ("expect", index, "when", "graph"), report)
+
+
+def _mapping(value: object) -> dict[Any, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _get(data: Mapping[str, Any], where: NodePath) -> Any:
+    current: Any = data
+    for part in where:
+        current = _mapping(current).get(part)
+    return current
+
+
+def _whens(data: Mapping[str, Any]) -> Iterator[tuple[int, dict[Any, Any]]]:
+    expect = data.get("expect")
+    for index, item in enumerate(expect if isinstance(expect, list) else []):
+        yield index, _mapping(_mapping(item).get("when"))
+
+
+def _check_model(model: dict[Any, Any], report: Report) -> None:
+    sources = [key for key in _SOURCES if key in model]
+    if not sources:
+        mistyped = any(suggest(key, _SOURCES) for key in model if key not in (*_SOURCES, *_ONLY_WITH))
+        if not mistyped:
+            report.value(("model",), "needs one of the keys type, pretrained, factory")
+        return
+    for key in sources:
+        if model[key] is None:
+            report.value(("model", key), "expected text, got nothing")
+    for extra in sources[1:]:
+        report.key(
+            ("model", extra), f"{extra!r} and {sources[0]!r}: give exactly one of {', '.join(_SOURCES)}"
+        )
+    if len(sources) == 1:
+        for key in model:
+            only = _ONLY_WITH.get(key, sources)
+            if sources[0] not in only:
+                report.key(("model", key), f"{key!r} goes with {' or '.join(only)}, not with {sources[0]}")
+    if isinstance(model.get("factory"), str):
+        check_ref(model["factory"], ("model", "factory"), report)
+
+
+def _check_graphs(observe: dict[Any, Any], report: Report) -> None:
+    graphs, example = observe.get("graphs", "one"), observe.get("example")
+    limit, why = _call_limit(observe)
+    owner: dict[int, str] = {}
+    for name, indices in _mapping(graphs).items():
+        for position, index in enumerate(indices if isinstance(indices, list) else []):
+            where: NodePath = ("observe", "graphs", name, position)
+            if not _is_index(index):
+                continue
+            if index in owner:
+                twice = "twice in" if owner[index] == name else f"in both {owner[index]!r} and"
+                report.value(where, f"call {index} is {twice} {name!r}: a call belongs to one graph")
+            elif limit is not None and index >= limit:
+                report.value(where, f"there is no call {index}: {why}")
+            owner.setdefault(index, name)
+    if isinstance(graphs, dict):
+        for name, index in _mapping(example).items():
+            where = ("observe", "example", name)
+            if name not in graphs:
+                report.key(where, f"unknown graph {name!r}{choices(name, graphs)}")
+            elif _is_index(index) and isinstance(graphs[name], list) and index not in graphs[name]:
+                report.value(where, f"call {index} is not in graph {name!r} ({graphs[name]})")
+        if _is_index(example):
+            report.value(("observe", "example"), "with several graphs, example is a mapping: {graph: index}")
+    elif isinstance(example, dict):
+        report.value(("observe", "example"), "with one graph, example is the index of a call")
+    elif _is_index(example) and limit is not None and example >= limit:
+        report.value(("observe", "example"), f"there is no call {example}: {why}")
+
+
+def _is_index(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _call_limit(observe: dict[Any, Any]) -> tuple[int | None, str]:
+    """How many calls can be observed at most, and why; None if only running the model can tell."""
+    stored = observe.get("store_n_calls", 20)
+    stored = stored if _is_index(stored) else None
+    why = f"store_n_calls is {stored}"
+    calls = observe.get("calls")
+    if not isinstance(calls, list):
+        return stored, why
+    if any(set(_mapping(call)).intersection(CALL_KINDS) != {"forward"} for call in calls):
+        return stored, why
+    if stored is not None and stored < len(calls):
+        return stored, why
+    return len(calls), f"{len(calls)} calls are made, counted from 0"
+
+
+def _check_duplicates(items: object, where: NodePath, report: Report) -> None:
+    if not isinstance(items, list):
+        return
+    seen: list[object] = []
+    for index, item in enumerate(items):
+        if isinstance(item, list | dict):
+            continue
+        if item in seen:
+            report.value((*where, index), f"{item!r} is in the list twice")
+        seen.append(item)
+
+
+def _check_known(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], report: Report) -> None:
+    named: list[tuple[str, NodePath, object, bool]] = []
+    for kind in ("exporters", "patch_modes"):
+        listed = _get(data, ("matrix", kind))
+        for index, name in enumerate(listed if isinstance(listed, list) else []):
+            named.append((kind, ("matrix", kind, index), name, False))
+    options = _mapping(data.get("exporter_options"))
+    named += [("exporters", ("exporter_options", name), name, True) for name in options]
+    for index, when in _whens(data):
+        for key, kind in (("exporter", "exporters"), ("patch_mode", "patch_modes")):
+            where: NodePath = ("expect", index, "when", key)
+            value = when.get(key)
+            if isinstance(value, list):
+                named += [(kind, (*where, at), name, False) for at, name in enumerate(value)]
+            else:
+                named.append((kind, where, value, False))
+    for kind, where, name, is_key in named:
+        if kind not in known or not isinstance(name, str) or not name or name in known[kind]:
+            continue
+        word = "exporter" if kind == "exporters" else "patch mode"
+        message = f"unknown {word} {name!r}{choices(name, known[kind])}"
+        if is_key:
+            report.key(where, message)
+        else:
+            report.value(where, message)
+
+
+def _check_graph_condition(value: object, graphs: object, where: NodePath, report: Report) -> None:
+    names = value if isinstance(value, list) else [value]
+    for index, name in enumerate(names):
+        here = (*where, index) if isinstance(value, list) else where
+        if not isinstance(name, str):
+            continue
+        if graphs == "one":
+            report.value(here, "observe.graphs names no graphs, so no case has one")
+        elif isinstance(graphs, dict) and name not in graphs:
+            report.value(here, f"unknown graph {name!r}{choices(name, graphs)}")

@@ -1,0 +1,121 @@
+"""pytest-xdist: which distribution, what workers are told, and what a worker's death costs.
+
+Nothing here imports xdist at module level; the two classes are registered only where xdist runs.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .crashes import StageMarkers
+from .failures import representation, reproduce_line
+from .reports.record import case_fields, to_plain
+
+if TYPE_CHECKING:
+    from .controller import Controller
+    from .session import Session
+
+__all__ = ["ControllerSide", "WorkerSide", "choose_distribution"]
+
+_INPUT = "exportcheck"
+
+
+def choose_distribution(config: pytest.Config) -> None:
+    """With ``-n`` and no ``--dist``, keep each spec in one worker: ``loadscope``.
+
+    Called before xdist replaces its default ``no`` by ``load``, so that a ``--dist`` of the user, on the
+    command line or in ``addopts``, is still recognised.
+    """
+    option = config.option
+    if not getattr(option, "numprocesses", None) or option.dist != "no" or option.distload:
+        return
+    option.dist = "loadscope"
+    # Our order of the specs, longest first, is better than xdist's, most tests first.
+    option.loadscopereorder = False
+    option.exportcheck_chosen_dist = "loadscope"
+
+
+class ControllerSide:
+    """Registered in the controller of a distributed run."""
+
+    def __init__(self, session: Session, controller: Controller) -> None:
+        self._session = session
+        self._controller = controller
+        self._directory = Path(tempfile.mkdtemp(prefix="exportcheck-stages-"))
+        # Fixed now: a worker that replaces a dead one must order its tests as the others did.
+        self._remembered = controller.remembered()
+
+    def pytest_unconfigure(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        node.workerinput[_INPUT] = {"stages": str(self._directory), "durations": self._remembered}
+
+    @pytest.hookimpl(optionalhook=True, trylast=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        # trylast, and registered before xdist's own: a scheduler of the user's still wins.
+        if config.getoption("dist") != "loadscope":
+            return None
+        from .xdist_scheduler import OneLossLoadScope
+
+        return OneLossLoadScope(config, log)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        self._controller.announce_collection(ids)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        output = getattr(node, "workeroutput", None) or {}
+        deselected = output.get("exportcheck_deselected")
+        if deselected is None:
+            self._controller.note_partial("a worker died")
+        elif deselected:
+            self._controller.note_partial(f"{deselected} deselected")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        worker = report.node.gateway.id
+        marker = StageMarkers(self._directory, worker).read()
+        if marker is None or marker.nodeid != crashitem:
+            return
+        message = f"worker {worker} died in stage {marker.stage} of {marker.case}"
+        lines = [message, reproduce_line(self._session.config, crashitem)]
+        report.longrepr = representation(marker.file, marker.line, "crash", lines)
+        report.location = (marker.file, marker.line - 1, crashitem.partition("::")[2])
+        record = {
+            **case_fields(marker.case),
+            "nodeid": crashitem,
+            "verdict": f"crash {marker.stage}",
+            "stage": marker.stage,
+            "durations": {},
+            "message": message,
+        }
+        report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
+
+
+class WorkerSide:
+    """Registered in a worker."""
+
+    def __init__(self, session: Session, workerinput: dict[str, Any]) -> None:
+        self._config = session.config
+        self._deselected = 0
+        told = workerinput.get(_INPUT, {})
+        worker = str(workerinput["workerid"])
+        digits = "".join(char for char in worker if char.isdigit())
+        session.worker = int(digits or 0)
+        session.remembered = told.get("durations", {})
+        if "stages" in told:
+            session.markers = StageMarkers(Path(told["stages"]), worker)
+
+    def pytest_deselected(self, items: list[pytest.Item]) -> None:
+        self._deselected += len(items)
+
+    def pytest_sessionfinish(self) -> None:
+        self._config.workeroutput["exportcheck_deselected"] = self._deselected  # type: ignore[attr-defined]

@@ -1,0 +1,277 @@
+"""The stages of a case in a row: who is blamed, what the record holds, what the shapes check says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_exportcheck.cases import CaseId
+from pytest_exportcheck.errors import STAGES, ExportCheckError, LoadError, ObserveError, ShapesError
+from pytest_exportcheck.pipeline import check_shapes, run_case
+
+from .helpers import make_run, verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LINEAR = """
+    def build_model():
+        torch.manual_seed(0)
+        return nn.Linear(4, 3)
+
+
+    def calls():
+        g = torch.Generator().manual_seed(0)
+        return [((torch.randn(n, 4, generator=g),), {}) for n in (2, 5)]
+"""
+
+
+def source(forward: str, calls: str) -> str:
+    """A model and its calls; `forward` is what follows ``def forward(self, ``."""
+    body = "\n".join("        " + line for line in forward.strip().splitlines())
+    return (
+        f"class Net(nn.Module):\n    def forward(self, {body.strip()}\n\n\n"
+        f"def build_model():\n    return Net()\n\n\ndef calls():\n    return {calls}\n"
+    )
+
+
+def test_stages_come_in_order_and_the_record_is_plain(tmp_path: Path) -> None:
+    run = make_run(tmp_path, LINEAR)
+    entered: list[str] = []
+    record: dict[str, Any] = {}
+    run_case(run, CaseId(run.spec.relative, "torch-export", "none", "cpu", "float32"), entered.append, record)
+    assert entered[0] == "load"
+    assert entered[-1] == "resize"
+    order = [STAGES.index(stage) for stage in dict.fromkeys(entered)]
+    assert order == sorted(order)
+    again = json.loads(json.dumps(record))
+    assert again["outputs"][0]["ok"] is True
+    assert all(set(spent) == {"wall_s", "cpu_s"} for spent in again["durations"].values())
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "error"),
+    [
+        ("def build_model():\n    raise ValueError('no')", "load", LoadError),
+        ("def build_model():\n    raise SystemExit(2)", "load", LoadError),
+        ("def build_model():\n    return 3", "load", LoadError),
+        (
+            "def build_model():\n    return nn.Linear(2, 2)\n\n\ndef calls():\n    return 3",
+            "observe",
+            ObserveError,
+        ),
+        (
+            "def build_model():\n    return nn.Linear(2, 2)\n\n\n"
+            "def calls():\n    return [((torch.ones(3),), {})]",
+            "observe",
+            ObserveError,
+        ),
+        (
+            "def build_model():\n    return nn.Linear(2, 2)\n\n\ndef calls(model):\n    return None",
+            "observe",
+            ObserveError,
+        ),
+    ],
+)
+def test_a_failure_before_the_export_is_the_same_for_every_case(
+    text: str, stage: str, error: type[ExportCheckError], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path, text)
+    first, again = verdict(run, "torch-export"), verdict(run, "onnx-dynamo")
+    assert first[0] == again[0] == stage
+    assert type(first[1]) is type(again[1]) is error
+    assert str(first[1]) == str(again[1])
+    assert first[1] is not again[1], "a new exception each time: pytest keeps a traceback in it"
+
+
+def test_an_unknown_patch_mode(tmp_path: Path) -> None:
+    stage, error, _ = verdict(make_run(tmp_path, LINEAR), "torch-export", "nonne")
+    assert stage == "patch"
+    assert "did you mean 'none'?" in str(error)
+
+
+def test_a_call_that_a_user_catches_is_no_failure(tmp_path: Path) -> None:
+    text = """
+    def build_model():
+        return nn.Linear(2, 2)
+
+
+    def calls(model):
+        model(torch.ones(3, 2))
+        try:
+            model(torch.ones(3, 5))
+        except RuntimeError:
+            pass
+        model(torch.ones(4, 2))
+    """
+    assert verdict(make_run(tmp_path, text), "torch-export")[0] == "pass"
+
+
+def test_a_random_model_is_blamed_at_observe(tmp_path: Path) -> None:
+    text = source("x):\nreturn x + torch.rand(x.shape)", "[((torch.ones(2, 2),), {})]")
+    stage, error, _ = verdict(make_run(tmp_path, text), "torch-export")
+    assert stage == "observe"
+    assert "eager disagrees with itself on call 0" in str(error)
+
+
+def test_hooks_of_the_model_itself_are_no_failure_of_an_exporter(tmp_path: Path) -> None:
+    """They run around the recorded `forward`, and are part of what is exported."""
+    text = """
+    class Wrapped(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+
+    def build_model():
+        net = nn.Linear(2, 2)
+        net.register_forward_hook(lambda module, args, output: output * 2)
+        return net
+
+
+    def calls():
+        return [((torch.ones(n, 2),), {}) for n in (3, 5)]
+    """
+    stage, error, _ = verdict(make_run(tmp_path, text), "torch-export")
+    assert stage == "observe"
+    assert "Linear has forward hooks of its own" in str(error)
+    wrapped = make_run(tmp_path, text.replace("return net\n", "return Wrapped(net)\n"), name="wrapped")
+    stage, error, _ = verdict(wrapped, "torch-export")
+    assert stage == "pass", error
+
+
+# stand-ins
+
+MASKED = source(
+    "x, mask=None):\nreturn x if mask is None else x * mask",
+    "[((torch.ones(2, 3),), {}), ((torch.ones(4, 3),), {'mask': torch.zeros(4, 3)})]",
+)
+
+
+def test_a_stand_in_that_changes_the_answer_is_not_the_exporters_fault(tmp_path: Path) -> None:
+    wrong = 'observe: {calls: "net.py:calls", value_if_missing: {mask: "float32[x_dim_0, 3] = 0"}}\n'
+    stage, error, _ = verdict(make_run(tmp_path, MASKED, wrong), "torch-export")
+    assert stage == "observe", error
+    assert "call 0 lacks mask; with what stands in for it" in str(error)
+    assert "eager itself answers differently" in str(error)
+
+
+def test_a_stand_in_that_eager_refuses_is_not_the_exporters_fault(tmp_path: Path) -> None:
+    refused = 'observe: {calls: "net.py:calls", value_if_missing: {mask: "float32[7, 3] = 1"}}\n'
+    stage, error, _ = verdict(make_run(tmp_path, MASKED, refused), "onnx-dynamo")
+    assert stage == "observe", error
+    assert "eager" in str(error)
+
+
+def test_a_right_stand_in_passes(tmp_path: Path) -> None:
+    right = 'observe: {calls: "net.py:calls", value_if_missing: {mask: "float32[x_dim_0, 3] = 1"}}\n'
+    for exporter in ("torch-export", "onnx-dynamo"):
+        stage, error, _ = verdict(make_run(tmp_path, MASKED, right), exporter)
+        assert stage == "pass", error
+
+
+def test_groups_of_calls_are_programs_of_their_own(tmp_path: Path) -> None:
+    groups = 'observe: {calls: "net.py:calls", batch_dims: true, graphs: {plain: [0], masked: [1]}}\n'
+    run = make_run(tmp_path, MASKED, groups)
+    for name in ("plain", "masked"):
+        stage, error, record = verdict(run, "onnx-dynamo", graph=name)
+        assert stage == "pass", error
+        assert record["calls"] == 1
+    text = run.observe("cpu", "float32").golden_text("p")
+    assert "  plain:\n    inputs:\n" in text
+    assert "  masked:\n    inputs:\n" in text
+    wrong = 'observe: {calls: "net.py:calls", graphs: {plain: [7]}}\n'
+    stage, error, _ = verdict(make_run(tmp_path, MASKED, wrong), "onnx-dynamo", graph="plain")
+    assert stage == "observe"
+    assert "observe.graphs.plain names call 7" in str(error)
+
+
+# sizes
+
+
+def test_sizes_of_the_spec(tmp_path: Path) -> None:
+    _, _, record = verdict(make_run(tmp_path, LINEAR, "resize: {input_dim_0: [1, 9]}\n"), "torch-export")
+    assert record["resize"]["passed"] == ["input_dim_0=1", "input_dim_0=9"]
+    stage, error, _ = verdict(make_run(tmp_path, LINEAR, "resize: {batch: [1]}\n"), "torch-export")
+    assert stage == "resize"
+    assert "the symbols of this graph are input_dim_0" in str(error)
+    _, _, record = verdict(make_run(tmp_path, LINEAR, "resize: off\n"), "torch-export")
+    assert "resize" not in record
+
+
+def test_sizes_that_eager_refuses_are_listed_not_judged(tmp_path: Path) -> None:
+    text = source(
+        "x):\nif x.shape[0] > 6:\n    raise ValueError('too long')\nreturn x + 1",
+        "[((torch.ones(n, 2),), {}) for n in (3, 5)]",
+    )
+    stage, error, record = verdict(make_run(tmp_path, text), "onnx-torchscript")
+    assert stage == "pass", error
+    assert record["resize"]["passed"]
+    assert any("too long" in line for line in record["resize"]["refused_by_eager"])
+
+
+def test_a_program_that_is_right_on_the_observed_sizes_only(tmp_path: Path) -> None:
+    """The tracer bakes the number of rows: the calls agree, other sizes do not."""
+    text = source(
+        "x):\nreturn x * float(min(x.shape[0], 4) == 4)", "[((torch.ones(n, 2),), {}) for n in (4, 5)]"
+    )
+    stage, error, _ = verdict(make_run(tmp_path, text), "onnx-torchscript")
+    assert stage == "resize", error
+    assert "which no observed call had" in str(error)
+
+
+def test_names_of_inputs_do_not_collide(tmp_path: Path) -> None:
+    text = source(
+        "x, x_0):\nreturn x[0] - 2 * x_0",
+        "[(([torch.ones(n, 2)], torch.full((n, 2), 3.0)), {}) for n in (3, 5)]",
+    )
+    for exporter in ("onnx-torchscript", "onnx-dynamo"):
+        stage, error, _ = verdict(make_run(tmp_path, text), exporter)
+        assert stage == "pass", error
+
+
+# padding
+
+
+def test_a_difference_at_padded_positions_only_says_so(tmp_path: Path) -> None:
+    from pytest_exportcheck.checks.compare import Tolerances
+    from pytest_exportcheck.checks.numbers import _only_padding
+
+    mask = torch.tensor([[0, 1, 1]])
+    expected = torch.zeros(1, 3, 2)
+    got = expected.clone()
+    got[0, 0] = 5.0
+    text = _only_padding([("y", expected)], [("y", got)], {"attention_mask": mask}, Tolerances())
+    assert text is not None
+    assert "only where attention_mask is 0" in text
+    assert "compare: {y: {where: attention_mask}}" in text
+    got[0, 1] = 5.0
+    assert _only_padding([("y", expected)], [("y", got)], {"attention_mask": mask}, Tolerances()) is None
+
+
+# shapes
+
+
+def test_the_shapes_check(tmp_path: Path) -> None:
+    observed = make_run(tmp_path, LINEAR).observe("cpu", "float32")
+    with pytest.raises(ShapesError, match=r"g\.yaml does not exist") as caught:
+        check_shapes(observed, None, "g.yaml")
+    proposed = "\n".join(caught.value.details) + "\n"
+    assert proposed == observed.golden_text("g.yaml")
+    check_shapes(observed, proposed, "g.yaml")
+    changed = proposed.replace("[input_dim_0, 4]", "[2, 4]")
+    with pytest.raises(ShapesError, match=r"inferred dynamic shapes differ from g\.yaml") as caught:
+        check_shapes(observed, changed, "g.yaml")
+    assert "-   input: float32[2, 4]" in caught.value.details
+    assert "+   input: float32[input_dim_0, 4]" in caught.value.details
+    assert any(
+        "axis 0 was 2, is now dynamic (sizes [2, 5] in 2 calls)" in line for line in caught.value.details
+    )
+    with pytest.raises(ShapesError, match="not YAML"):
+        check_shapes(observed, "a: [", "g.yaml")

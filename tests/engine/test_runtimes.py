@@ -1,0 +1,335 @@
+"""Programs fed by name, outputs by path, and refusals that say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper
+
+from pytest_exportcheck.errors import RunError, SessionError
+from pytest_exportcheck.exporters.base import Exported
+from pytest_exportcheck.exporters.onnx_dynamo import match_inputs
+from pytest_exportcheck.runtimes import onnx_runtime
+from pytest_exportcheck.runtimes.base import open_session
+from pytest_exportcheck.runtimes.onnx_runtime import OnnxRuntimeSession, is_onnx, provider_for
+
+from .helpers import make_run, verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations inside the exporters
+
+FLOAT = TensorProto.FLOAT
+
+
+def graph(
+    nodes: list[Any], inputs: dict[str, int], outputs: dict[str, int], constants: dict[str, Any] | None = None
+) -> onnx.ModelProto:
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in inputs.items()],
+        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
+        [onnx.numpy_helper.from_array(value, name) for name, value in (constants or {}).items()],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def identity(kind: int) -> onnx.ModelProto:
+    return graph([helper.make_node("Identity", ["x"], ["y"])], {"x": kind}, {"y": kind})
+
+
+def session(model: Any, inputs: dict[str, str], outputs: list[str], **more: Any) -> Any:
+    return open_session(Exported(model, inputs, outputs, **more), "cpu", outputs)
+
+
+SUBTRACT = graph([helper.make_node("Sub", ["a", "b"], ["c"])], {"a": FLOAT, "b": FLOAT}, {"c": FLOAT})
+
+
+def test_inputs_are_fed_by_name_whatever_their_order() -> None:
+    opened = session(SUBTRACT, {"x.q": "b", "x.k": "a"}, ["out"])
+    q, k = torch.tensor([1.0]), torch.tensor([5.0])
+    for arguments in ({"x": {"q": q, "k": k}}, {"x": {"k": k, "q": q}}):
+        ((path, value),) = opened.run(arguments)
+        assert (path, value.tolist()) == ("out", [4.0])
+
+
+def test_an_input_that_the_graph_does_not_use_is_dropped() -> None:
+    opened = session(SUBTRACT, {"x": "a", "y": "b", "unused": "gone"}, ["out"])
+    arguments = {
+        "x": torch.tensor([1.0]),
+        "y": torch.tensor([1.0]),
+        "unused": torch.ones(3),
+        "n": 3,
+        "z": None,
+    }
+    assert opened.run(arguments)[0][1].tolist() == [0.0]
+
+
+def test_an_input_that_the_call_does_not_have_is_an_error() -> None:
+    opened = session(SUBTRACT, {"x": "a", "y": "b"}, ["out"])
+    with pytest.raises(RunError, match="inputs b of the ONNX model have no counterpart in the call"):
+        opened.run({"x": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (TensorProto.FLOAT, torch.float32),
+        (TensorProto.FLOAT16, torch.float16),
+        (TensorProto.BFLOAT16, torch.bfloat16),
+        (TensorProto.DOUBLE, torch.float64),
+        (TensorProto.INT64, torch.int64),
+        (TensorProto.INT32, torch.int32),
+        (TensorProto.INT16, torch.int16),
+        (TensorProto.INT8, torch.int8),
+        (TensorProto.UINT8, torch.uint8),
+        (TensorProto.UINT16, torch.uint16),
+        (TensorProto.UINT32, torch.uint32),
+        (TensorProto.UINT64, torch.uint64),
+        (TensorProto.BOOL, torch.bool),
+    ],
+)
+@pytest.mark.parametrize("shape", [(2, 3), (0,), (2, 0, 3), ()])
+def test_every_dtype_and_shape_passes_unchanged(
+    kind: int, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    opened = session(identity(kind), {"x": "x"}, ["y"])
+    value = torch.arange(6)[: max(1, torch.Size(shape).numel())].to(torch.float32)
+    x = (value - 2 if dtype.is_signed else value).to(dtype)
+    x = x.reshape(shape) if x.numel() == torch.Size(shape).numel() else x[:0].reshape(shape)
+    ((_, y),) = opened.run({"x": x})
+    assert y.dtype == dtype
+    assert y.shape == x.shape
+    assert y.tolist() == x.tolist()
+
+
+def test_special_values_and_views_pass_unchanged() -> None:
+    opened = session(identity(TensorProto.BFLOAT16), {"x": "x"}, ["y"])
+    x = torch.tensor([[float("nan"), float("inf")], [-float("inf"), -0.0]], dtype=torch.bfloat16)
+    for given in (x, x.t(), x[:, 1], x[1:].expand(3, 2)):
+        ((_, y),) = opened.run({"x": given})
+        assert torch.equal(y.view(torch.int16), given.contiguous().view(torch.int16))
+
+
+def test_the_output_does_not_share_memory_with_the_runtime() -> None:
+    opened = session(identity(FLOAT), {"x": "x"}, ["y"])
+    ((_, first),) = opened.run({"x": torch.ones(4)})
+    opened.run({"x": torch.zeros(4)})
+    assert first.tolist() == [1, 1, 1, 1]
+
+
+def test_a_dtype_that_onnx_has_not() -> None:
+    opened = session(identity(FLOAT), {"x": "x"}, ["y"])
+    with pytest.raises(RunError, match=r"input x: ONNX Runtime takes no torch\.complex64"):
+        opened.run({"x": torch.ones(1, dtype=torch.complex64)})
+
+
+def test_constants_and_foreign_values_of_the_exporter() -> None:
+    opened = session(
+        graph(
+            [helper.make_node("Add", ["a", "c"], ["y"]), helper.make_node("Identity", ["c"], ["z"])],
+            {"a": FLOAT, "c": FLOAT},
+            {"y": FLOAT, "z": FLOAT},
+        ),
+        {"x": "a"},
+        ["out", ""],
+        constants={"layers": 3},
+        extra_inputs={"c": torch.tensor([10.0])},
+    )
+    assert [
+        (path, getattr(v, "tolist", lambda v=v: v)()) for path, v in opened.run({"x": torch.ones(1)})
+    ] == [
+        ("out", [11.0]),
+        ("layers", 3),
+    ]
+
+
+# refusals
+
+
+@pytest.mark.parametrize("junk", [b"junk", b"", "no/such/file.onnx"])
+def test_a_model_that_cannot_be_loaded(junk: Any) -> None:
+    with pytest.raises(SessionError, match="onnxruntime cannot load the model"):
+        session(junk, {}, [])
+
+
+def test_an_operator_without_kernel_is_a_session_error() -> None:
+    model = graph(
+        [helper.make_node("MatMul", ["x", "x"], ["y"])],
+        {"x": TensorProto.BFLOAT16},
+        {"y": TensorProto.BFLOAT16},
+    )
+    with pytest.raises(SessionError, match="NOT_IMPLEMENTED"):
+        session(model, {"x": "x"}, ["y"])
+
+
+def test_outputs_that_do_not_match_in_number() -> None:
+    with pytest.raises(SessionError, match=r"has 1 outputs .y., the model has 2 tensors .a, b."):
+        session(identity(FLOAT), {"x": "x"}, ["a", "b"])
+
+
+def test_a_provider_that_is_not_there() -> None:
+    assert provider_for("cuda:1") == "CUDAExecutionProvider"
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    with pytest.raises(SessionError, match="has no CUDAExecutionProvider"):
+        OnnxRuntimeSession(Exported(identity(FLOAT), {"x": "x"}, ["y"]), "cuda")
+
+
+def test_what_is_no_program() -> None:
+    with pytest.raises(SessionError, match="returned a int"):
+        session(42, {}, [])
+
+
+# forms of a model
+
+
+def forms(folder: Path) -> dict[str, Any]:
+    import onnx_ir
+
+    model = graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        {"x": FLOAT},
+        {"y": FLOAT},
+        {"w": torch.full((64,), 3.0).numpy()},
+    )
+    onnx.save(model, folder / "saved.onnx")
+    return {
+        "proto": model,
+        "bytes": model.SerializeToString(),
+        "path": folder / "saved.onnx",
+        "text": str(folder / "saved.onnx"),
+        "ir": onnx_ir.from_proto(model),
+    }
+
+
+@pytest.mark.parametrize("form", ["proto", "bytes", "path", "text", "ir"])
+@pytest.mark.parametrize("limit", [onnx_runtime._INLINE_LIMIT, 1])
+def test_every_form_runs_with_weights_inside_and_beside(
+    form: str, limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_runtime, "_INLINE_LIMIT", limit)
+    model = forms(tmp_path)[form]
+    assert is_onnx(model)
+    opened = session(model, {"x": "x"}, ["y"])
+    ((_, y),) = opened.run({"x": torch.ones(64)})
+    assert y.tolist() == [4.0] * 64
+    assert opened.facts["nodes"] == 1
+    assert opened.facts["operators"] == {"Add": 1}
+    assert opened.facts["opset"] == 20
+    assert opened.facts["model_bytes"] >= 256
+
+
+def test_saving_beside_leaves_the_exporters_model_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_runtime, "_INLINE_LIMIT", 1)
+    for form in ("proto", "ir"):
+        model = forms(tmp_path)[form]
+        for _ in range(2):
+            opened = session(model, {"x": "x"}, ["y"])
+            assert opened.run({"x": torch.ones(64)})[0][1].tolist() == [4.0] * 64
+            del opened
+
+
+# callables and exported programs
+
+
+def test_a_callable() -> None:
+    def program(x: Any, items: Any) -> Any:
+        x.add_(1)
+        return {"y": x + items[0], "n": 3, "none": None}
+
+    opened = session(program, {}, ["y"])
+    x = torch.zeros(2)
+    for _ in range(2):
+        got = dict(opened.run({"x": x, "items": [torch.ones(2)]}))
+        assert got["y"].tolist() == [2, 2]
+        assert (got["n"], got["none"]) == (3, None)
+    assert x.tolist() == [0, 0]
+
+
+def test_an_exported_program_checks_its_guards() -> None:
+    program = torch.export.export(torch.nn.Linear(3, 2), (), kwargs={"input": torch.ones(4, 3)})
+    opened = session(program, {}, ["output"])
+    ((path, value),) = opened.run({"input": torch.ones(4, 3)})
+    assert (path, tuple(value.shape)) == ("output", (4, 2))
+    with pytest.raises(AssertionError, match="Guard failed"):
+        opened.run({"input": torch.ones(5, 3)})
+
+
+# names that the dynamo exporter gives
+
+
+def test_matching_inputs_with_constants_among_the_leaves() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x[0] + x[3] * x[2]
+
+    program = torch.export.export(Net(), (), kwargs={"x": [torch.ones(1), None, 2, torch.ones(1)]})
+    matched = match_inputs(program, ["x.0", "x.1", "x.2", "x.3"], ["x_0", "x_3_orig"])
+    assert matched == {"x.0": "x_0", "x.3": "x_3_orig"}
+
+
+ONNX_CASES = {
+    "pass-through": """
+        def forward(self, x, y):
+            return {"same": x, "sum": x + y}
+    """,
+    "pass-through-twice": """
+        def forward(self, x, y):
+            return x, x, x + y, y
+    """,
+    "one-result-twice": """
+        def forward(self, x, y):
+            z = x + y
+            return {"a": z, "b": z, "c": [z]}
+    """,
+    "unused": """
+        def forward(self, x, y):
+            return x * 2
+    """,
+    "sizes": """
+        def forward(self, x, y):
+            return {"z": x + y, "n": x.shape[0]}
+    """,
+    "none": """
+        def forward(self, x, y):
+            return None, x + y, {"n": None}
+    """,
+    "constant-tensor": """
+        def forward(self, x, y):
+            return x + y, torch.arange(3)
+    """,
+    "nested": """
+        def forward(self, x, y):
+            return [(x + y, {"k": [x - y]})]
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", ONNX_CASES)
+def test_outputs_of_every_shape_through_onnx(kind: str, tmp_path: Path) -> None:
+    source = f"class Net(nn.Module):\n{ONNX_CASES[kind].strip(chr(10))}\n"
+    source = source.replace("\n        ", "\n    ") + CALLS
+    run = make_run(tmp_path, source)
+    stage, error, record = verdict(run, "onnx-dynamo")
+    assert stage == "pass", error
+    assert record["onnx_inputs"]
+
+
+CALLS = """
+
+def build_model():
+    return Net()
+
+
+def calls():
+    make = lambda n: ((torch.arange(n * 2.0).reshape(n, 2), torch.ones(n, 2)), {})
+    return [make(2), make(3)]
+"""

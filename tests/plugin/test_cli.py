@@ -1,0 +1,36 @@
+"""The `exportcheck` command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_exportcheck import __version__
+from pytest_exportcheck.cli import main
+
+
+def test_lint(project, monkeypatch, capsys):
+    monkeypatch.chdir(project.pytester.path)
+    project.spec("good")
+    assert main(["lint", "specs"]) == 0
+    assert capsys.readouterr().err == "1 specs, 0 with problems\n"
+    project.spec("bad", exporters=("onnx-dinamo",), more="nonsense: 1\n")
+    assert main(["lint", "specs", "missing.yaml"]) == 1
+    out, err = capsys.readouterr()
+    assert "specs/bad.yaml:7:" in out
+    assert "onnx-dynamo" in out
+    assert "missing.yaml" in out
+    assert err == "3 specs, 2 with problems\n"
+
+
+def test_schema(capsys):
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"]
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert __version__ in capsys.readouterr().out

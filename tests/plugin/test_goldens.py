@@ -1,0 +1,198 @@
+"""Golden files: proposed by tests, written once by the controller, never without being asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_exportcheck.goldens import Proposals, obsolete_goldens, write_atomically
+
+DEFAULT = "inputs:\n  x: float32[batch, 4]\n"
+
+
+def shapes_folder(project):
+    folder = project.pytester.path / "specs" / "__shapes__"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+
+def test_a_missing_golden_fails_and_prints_the_proposal(any_project):
+    any_project.spec("a", accepted=False)
+    result = any_project.run()
+    result.stdout.fnmatch_lines(
+        [
+            "E   stage shapes: no accepted shapes: specs/__shapes__/a.yaml is missing",
+            "E       x: float32[[]batch, 4[]]",
+            "E   accept:     pytest --exportcheck specs/a.yaml --update-shapes",
+            "1 case: 1 pass   shapes: 1 missing",
+        ]
+    )
+    assert result.ret == 1
+    assert shapes_folder(any_project) == []
+
+
+def test_update_writes_what_changed_and_says_so(any_project):
+    any_project.spec("new", accepted=False)
+    any_project.spec("same")
+    any_project.spec("changed")
+    before = any_project.golden_path("same").stat().st_mtime_ns
+    any_project.golden("changed", "old\n")
+    result = any_project.run("--update-shapes")
+    result.stdout.fnmatch_lines(
+        [
+            "3 cases: 3 pass   shapes: 1 ok, 2 updated",
+            "updated: specs/__shapes__/changed.yaml",
+            "updated: specs/__shapes__/new.yaml",
+            "*4 passed, 2 golden updated*",
+        ]
+    )
+    assert result.ret == 0
+    assert any_project.golden_path("new").read_text() == f"# specs/__shapes__/new.yaml\n{DEFAULT}"
+    assert any_project.golden_path("same").stat().st_mtime_ns == before
+    assert shapes_folder(any_project) == ["changed.yaml", "new.yaml", "same.yaml"]
+    any_project.run().assert_outcomes(passed=6)
+
+
+def test_cells_that_disagree_are_refused(any_project):
+    any_project.spec(
+        "a",
+        kwargs={"shapes": {"float32": "one\n", "float64": "two\n"}},
+        matrix=", dtypes: [float32, float64]",
+        accepted=False,
+    )
+    any_project.spec("b", accepted=False)
+    result = any_project.run("--update-shapes")
+    result.stdout.fnmatch_lines(
+        [
+            "exportcheck: ERROR specs/__shapes__/a.yaml not written: specs/a.yaml[[]cpu-float32[]] and "
+            "specs/a.yaml[[]cpu-float64[]] propose different shapes for it.*"
+        ]
+    )
+    assert result.ret == 1
+    assert shapes_folder(any_project) == ["b.yaml"]
+
+
+def test_a_cell_that_agrees_with_the_golden_is_not_overruled(project):
+    project.spec(
+        "a",
+        kwargs={"shapes": {"float32": DEFAULT, "float64": "two\n"}},
+        matrix=", dtypes: [float32, float64]",
+    )
+    result = project.run("--update-shapes")
+    result.stdout.fnmatch_lines(["*a.yaml not written*propose different shapes*"])
+    assert project.golden_path("a").read_text().endswith(DEFAULT)
+
+
+def test_a_golden_that_cannot_be_written_does_not_stop_the_others(any_project):
+    any_project.spec("a", accepted=False)
+    (any_project.pytester.path / "specs" / "__shapes__" / "b.yaml").mkdir(parents=True)
+    any_project.fake(
+        """
+import os
+if "PYTEST_XDIST_WORKER" in os.environ or True:
+    from pytest_exportcheck.goldens import Golden
+    read = Golden.read
+    Golden.read = lambda self: None if self.path.is_dir() else read(self)
+"""
+    )
+    any_project.spec("b", accepted=False)
+    any_project.spec("c", accepted=False)
+    result = any_project.run("--update-shapes")
+    result.stdout.fnmatch_lines(["exportcheck: ERROR specs/__shapes__/b.yaml not written: *"])
+    assert result.ret == 1
+    assert shapes_folder(any_project) == ["a.yaml", "b.yaml", "c.yaml"]
+
+
+def test_update_of_a_selection_touches_nothing_else(project):
+    project.spec("a", accepted=False)
+    project.spec("b", accepted=False)
+    project.golden("gone", "old\n")
+    project.run("-k", "a.yaml", "--update-shapes", "specs")
+    assert shapes_folder(project) == ["a.yaml", "gone.yaml"]
+
+
+def test_a_crash_costs_one_golden(project):
+    pytest.importorskip("xdist")
+    project.spec("a", kwargs={"do": {"torch-export": "os._exit"}}, accepted=False)
+    project.spec("b", kwargs={"do": {"torch-export": "os._exit"}}, accepted=False)
+    result = project.run("-n2", "--update-shapes")
+    result.stdout.fnmatch_lines(["2 cases: 2 CRASH   shapes: 2 updated"])
+    assert shapes_folder(project) == ["a.yaml", "b.yaml"]
+
+
+def test_obsolete_goldens_are_named_and_pruned(any_project):
+    any_project.spec("a")
+    any_project.golden("gone", "old\n")
+    result = any_project.run()
+    result.stdout.fnmatch_lines(
+        [
+            "1 case: 1 pass   shapes: 1 ok, 1 obsolete",
+            "obsolete (--prune-shapes deletes them): specs/__shapes__/gone.yaml",
+        ]
+    )
+    assert result.ret == 0
+    result = any_project.run("--prune-shapes")
+    result.stdout.fnmatch_lines(["deleted: specs/__shapes__/gone.yaml"])
+    assert shapes_folder(any_project) == ["a.yaml"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("-k", "a", "specs"),
+        ("-m", "device_cpu", "specs"),
+        ("--lf", "specs"),
+        ("-x", "specs"),
+        ("--exporter=torch-export",),
+        ("specs/a.yaml::test_export[cpu-float32-torch-export-none]",),
+    ],
+)
+def test_prune_refuses_a_partial_run(project, args):
+    project.spec("a")
+    project.golden("gone", "old\n")
+    result = project.run("--prune-shapes", *args)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["ERROR: --prune-shapes needs a full run, and this one is partial: *"])
+    assert shapes_folder(project) == ["a.yaml", "gone.yaml"]
+
+
+@pytest.mark.parametrize("why", ["collection errors", "1 deselected"])
+def test_prune_deletes_nothing_after_what_only_shows_during_the_run(any_project, why):
+    any_project.spec("a")
+    any_project.golden("gone", "old\n")
+    if why == "collection errors":
+        any_project.spec("bad", more="nonsense: 1\n")
+    else:
+        any_project.fake(
+            """
+def pytest_collection_modifyitems(config, items):
+    config.hook.pytest_deselected(items=[items.pop()])
+"""
+        )
+    result = any_project.run("--prune-shapes")
+    result.stdout.fnmatch_lines([f"nothing deleted: not a full run ({why})"])
+    assert "gone.yaml" in shapes_folder(any_project)
+
+
+def test_the_golden_of_a_broken_spec_is_not_obsolete(tmp_path):
+    shapes = tmp_path / "deep" / "__shapes__"
+    shapes.mkdir(parents=True)
+    for name in ("broken", "other", "gone"):
+        (shapes / f"{name}.yaml").write_text("x")
+    (tmp_path / "deep" / "broken.yml").write_text("exportcheck: 1\n  bad: [\n")
+    (tmp_path / "deep" / "other.yaml").write_text("a: 1\n")
+    assert [path.name for path in obsolete_goldens([tmp_path])] == ["gone.yaml", "other.yaml"]
+
+
+def test_no_half_written_file_stays(tmp_path, monkeypatch):
+    path = tmp_path / "a.yaml"
+    path.write_text("old")
+
+    def broken(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", broken)
+    proposals = Proposals()
+    proposals.add({"path": "a.yaml", "text": "new", "changed": True}, "cell")
+    assert proposals.write(tmp_path) == ([], ["a.yaml not written: No space left on device"])
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.yaml", "old")]
