@@ -62,6 +62,14 @@ class SpecFile(pytest.Module):
     @property
     def spec(self) -> ModelSpec:
         """The spec. Raises `CollectError` with every problem of the file, one a line."""
+        from .spec import is_spec_file
+
+        twin = self.path.with_suffix(".yaml")
+        if self.path.suffix == ".yml" and is_spec_file(twin):
+            shown = self.path.name
+            raise self.CollectError(
+                f"{_relative(self)}:1:1: {shown} and {twin.name} would share one golden: rename one of them"
+            )
         try:
             return session_of(self.config).spec(self.path)
         except SpecError as error:
@@ -188,6 +196,25 @@ class ItemOrder:
         if dropped:
             config.hook.pytest_deselected(items=dropped)
             items[:] = kept
+        if dropped and all(self._session.case_of(item) is None for item in kept):
+            # A warning and no error: the run may hold other tests, and every xdist worker comes by here.
+            message = self._nobody_names([each.case for _, each in planned if each is not None])
+            config.issue_config_time_warning(pytest.PytestWarning(message), stacklevel=2)
+
+    def _nobody_names(self, cases: list[CaseId]) -> str:
+        """Which axis option leaves no case, and what the specs name instead."""
+        options = self._session.options
+        axes = (
+            ("--exporter", options.exporters, {case.exporter for case in cases}),
+            ("--patch-mode", options.patch_modes, {case.patch_mode for case in cases}),
+            ("--export-device", options.devices, {case.device for case in cases}),
+            ("--export-dtype", options.dtypes, {case.dtype for case in cases}),
+        )
+        for option, wanted, there in axes:
+            if wanted and not set(wanted) & there:
+                known = ", ".join(sorted(name for name in there if name))
+                return f"{option} {', '.join(wanted)}: no collected spec names it, they name {known}"
+        return "no case has all of the given exporters, patch modes, devices and dtypes"
 
     def _wanted(self, planned: PlannedCase) -> bool:
         options, case = self._session.options, planned.case

@@ -141,6 +141,7 @@ class ObservedInputs(_Handle):
             else:
                 if self.update and accepted is not None:
                     self._propose(accepted, changed=False)
+            running.checked = True
 
     def _propose(self, text: str, *, changed: bool) -> None:
         self.running.record["golden"] = {"path": self.golden.relative, "text": text, "changed": changed}
@@ -169,6 +170,7 @@ class ExportCase(_Handle):
             from .pipeline import run_case
 
             run_case(self.run, self.case, running.enter, running.record)
+            running.checked = True
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from .cases import CaseId
+from .checks.compare import Tolerances, compare_leaves
 from .checks.frozen import frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
 from .checks.numbers import check_eager, check_observed_calls, check_other_sizes, tolerances_of
@@ -142,6 +144,12 @@ class SpecRun:
         self._observations.clear()
         gc.collect()
 
+    def forget(self, device: str, dtype: str) -> None:
+        """Build the model and observe it again for the next case: this one was changed."""
+        self._models.pop((device, dtype), None)
+        for key in [key for key in self._observations if key[:2] == (device, dtype)]:
+            del self._observations[key]
+
     def model(self, device: str, dtype: str) -> torch.nn.Module:
         """The model; raises `LoadError`, the same one again if it failed before."""
         key = (device, dtype)
@@ -177,7 +185,7 @@ class SpecRun:
 
     def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
         where = _device_index(device)
-        with register_flattening_functions(), _load_mode(mode).apply(model, "eager"):
+        with register_flattening_functions(None), _load_mode(mode).apply(model, "eager"):
             plans = build_calls(self.spec, where, dtype)
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
@@ -370,6 +378,18 @@ def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: d
         _run_case(run, case, stages, record)
     finally:
         stages.stop()
+        record["peak_rss_mb"] = _peak_rss_mb()
+
+
+def _peak_rss_mb() -> float | None:
+    """Largest resident size of this process so far, in MiB; ``None`` where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1024 * 1024 if sys.platform == "darwin" else 1024
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
 
 
 def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any]) -> None:
@@ -394,7 +414,7 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         warnings=list(graph.shapes.warnings),
     )
     tolerances = tolerances_of(spec, case.device, case.dtype)
-    with register_flattening_functions(), _load_mode(under).apply(observation.model, "eager"):
+    with register_flattening_functions(None), _load_mode(under).apply(observation.model, "eager"):
         stages("patch")
         try:
             with mode.apply(observation.model, "eager"):
@@ -404,12 +424,23 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         except Exception as error:
             raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
         stages("export")
+        changed = False
         try:
             exported, request = _export(exporter, mode, observation, graph, stages)
         except ExportCheckError:
             raise
         except (Exception, SystemExit) as error:
             raise _refusal(error, "export", f"{exporter.name} refuses the model") from error
+        finally:
+            # A verdict must not depend on what ran before it.
+            changed = not _answers_as_recorded(observation, graph, tolerances)
+            if changed:
+                run.forget(case.device, case.dtype)
+        if changed:
+            raise ExportError(
+                f"{exporter.name} changed the model in place: eager answers differently after the export",
+                details=["export a copy, or put back what was changed; the next case gets a new model"],
+            )
         if not isinstance(exported, Exported):
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
         record.update(exported.facts)
@@ -435,6 +466,17 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         check_other_sizes(spec, observation, graph, session, tolerances, record)
 
 
+def _answers_as_recorded(observation: Observation, graph: GraphObservation, tolerances: Tolerances) -> bool:
+    """Whether the model still gives the outputs of the first call."""
+    call = graph.calls[0]
+    try:
+        again = flatten_with_paths(observation.eager(call.arguments))
+    except Exception:
+        # It took these arguments when they were recorded.
+        return False
+    return all(result.ok for result in compare_leaves(call.output_leaves(), again, tolerances))
+
+
 def _fail_if_frozen(frozen: list[str], error: type[ExportCheckError], record: dict[str, Any]) -> None:
     record["specialised"] = frozen
     if frozen:
@@ -443,4 +485,6 @@ def _fail_if_frozen(frozen: list[str], error: type[ExportCheckError], record: di
 
 def facts_of(observation: Observation) -> Mapping[str, Any]:
     """What the record of a spec's shapes check says about the observation."""
-    return {"calls": len(observation.calls), "graphs": [name for name in observation.graphs if name]}
+    warnings = [warning for graph in observation.graphs.values() for warning in graph.shapes.warnings]
+    graphs = [name for name in observation.graphs if name]
+    return {"calls": len(observation.calls), "graphs": graphs, "warnings": warnings}

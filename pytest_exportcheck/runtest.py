@@ -104,6 +104,9 @@ class CaseRunner:
         running = item.stash.get(_RUNNING, None)
         if running is None or report.when == "teardown" or (report.when == "setup" and report.passed):
             return report
+        if report.passed and not running.checked:
+            # A test of the user that only looks at the case, or expects its failure: no verdict on the case.
+            return report
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, ExportCheckError):
             running.stage = error.stage
@@ -163,7 +166,7 @@ def _rewrite(
     """Replace the report's text where ours says more: stage failures, unexpected passes, skips."""
     expected = item.stash.get(_EXPECTED, None)
     spec_path = running.planned.spec.relative
-    one_line = item.config.getoption("tbstyle") == "line"
+    one_line = item.config.getoption("tbstyle", None) == "line"
     if verdict == "skip":
         if isinstance(report.longrepr, tuple):
             # The place of the skip is the spec, not the line of ours that called pytest.skip.
@@ -188,6 +191,6 @@ def _rewrite(
     if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
         lines.append(update_line(item.config, report.nodeid))
     lines.append(reproduce_line(item.config, report.nodeid))
-    traceback = report.longrepr if item.config.getoption("verbose") >= 2 else None
+    traceback = report.longrepr if item.config.getoption("verbose", 0) >= 2 else None
     kind = type(error).__name__
     report.longrepr = representation(running.file, running.line, kind, lines, traceback, one_line)

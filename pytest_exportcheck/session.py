@@ -39,6 +39,8 @@ class RunningCase:
         Filled while it runs; becomes the case's record in the reports.
     stage:
         The stage entered last; ``load`` before any.
+    checked:
+        The check of the case came to its end. A test that passes without it says nothing about the case.
     """
 
     nodeid: str
@@ -48,6 +50,7 @@ class RunningCase:
     markers: StageMarkers | None = None
     record: dict[str, Any] = field(default_factory=dict, repr=False)
     stage: str = "load"
+    checked: bool = False
     _entered: tuple[str, float, float] | None = field(default=None, repr=False)
     _durations: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
 

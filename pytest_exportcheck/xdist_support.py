@@ -25,6 +25,10 @@ __all__ = ["ControllerSide", "WorkerSide", "choose_distribution"]
 _INPUT = "exportcheck"
 
 
+#: More than there are cases that crash: each restart is paid for by one.
+_MANY_RESTARTS = 100_000
+
+
 def choose_distribution(config: pytest.Config) -> None:
     """With ``-n`` and no ``--dist``, keep each spec in one worker: ``loadscope``.
 
@@ -35,6 +39,9 @@ def choose_distribution(config: pytest.Config) -> None:
     if not getattr(option, "numprocesses", None) or option.dist != "no" or option.distload:
         return
     option.dist = "loadscope"
+    if option.maxworkerrestart is None:
+        # A dead worker costs its own case; xdist's limit of 4 for each worker would cost all the others.
+        option.maxworkerrestart = str(_MANY_RESTARTS)
     # Our order of the specs, longest first, is better than xdist's, most tests first.
     option.loadscopereorder = False
     option.exportcheck_chosen_dist = "loadscope"

@@ -26,8 +26,9 @@ _DEFAULTS: dict[torch.dtype, tuple[float, float]] = {
     torch.complex128: (1e-9, 1e-9),
 }
 
-#: The default atol is not scaled below this share, nor above this multiple, of the value in `_DEFAULTS`.
-_SCALE = (0.1, 1e3)
+#: The default atol is not scaled below this share, nor above this multiple, of the value in `_DEFAULTS`. The
+#: lower end leaves room for outputs that would be zero but for rounding.
+_SCALE = (1e-3, 1e3)
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,15 @@ class Tolerances:
         For every float output; ``None``: the default of its dtype, atol scaled to the size of the output.
     outputs:
         Pattern of paths (``logits``, ``cache.*``) -> ``{"atol": ..., "rtol": ...}``; the first match wins.
+    computed_in:
+        The dtype of the case. An output of a finer dtype was cast to it at the end (``logits.float()``) and
+        is as exact as what it was computed from.
     """
 
     atol: float | None = None
     rtol: float | None = None
     outputs: Mapping[str, Mapping[str, float | None]] | None = None
+    computed_in: torch.dtype | None = None
 
     def of(self, path: str, expected: torch.Tensor) -> Tolerance:
         """The tolerance for one output."""
@@ -64,7 +69,8 @@ class Tolerances:
                 break
         if not (expected.is_floating_point() or expected.is_complex()):
             return Tolerance(0.0, 0.0)
-        default_atol, default_rtol = _DEFAULTS.get(expected.dtype, (1e-5, 1e-4))
+        known = [_DEFAULTS[dtype] for dtype in (expected.dtype, self.computed_in) if dtype in _DEFAULTS]
+        default_atol, default_rtol = max(known, default=(1e-5, 1e-4))
         if atol is None:
             atol = default_atol * min(max(_size_of(expected), _SCALE[0]), _SCALE[1])
         return Tolerance(atol, default_rtol if rtol is None else rtol)
@@ -85,6 +91,13 @@ def _size_of(tensor: torch.Tensor) -> float:
     flat = flat[torch.isfinite(flat) & (flat > 0)]
     if not flat.numel():
         return 0.0
+    # A fill value may be nearly everything (all but the top k): then the small ones below are no sample.
+    while True:
+        top = flat.max()
+        below = flat[flat < top]
+        if not below.numel() or top <= _FILL * below.max():
+            break
+        flat = below
     sample = flat[:: max(flat.numel() // _SAMPLE, 1)]
     small = sample.kthvalue(max(sample.numel() // 10, 1)).values
     return float(flat[flat <= _FILL * small].max())

@@ -10,7 +10,6 @@ import torch
 from ..errors import CompareError, ExportCheckError, ObserveError, ResizeError, RunError
 from ..exporters.base import split_constants
 from ..observe.observation import GraphObservation, Observation, last_lines
-from ..observe.observer import RecordedCall
 from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
 from ..pytrees import clone_tree, flatten_with_paths
 from ..runtimes.base import Session
@@ -30,7 +29,7 @@ def tolerances_of(spec: ModelSpec, device: str, dtype: str) -> Tolerances:
     atol = next((layer.atol for layer in layers if layer is not None and layer.atol is not None), None)
     rtol = next((layer.rtol for layer in layers if layer is not None and layer.rtol is not None), None)
     outputs = {path: {"atol": bounds.atol, "rtol": bounds.rtol} for path, bounds in given.outputs.items()}
-    return Tolerances(atol, rtol, outputs)
+    return Tolerances(atol, rtol, outputs, getattr(torch, dtype, None))
 
 
 def check_eager(observation: Observation, graph: GraphObservation, tolerances: Tolerances) -> None:
@@ -128,38 +127,52 @@ def _merge(worst: dict[str, dict[str, Any]], results: Sequence[LeafComparison]) 
             worst[result.path] = result.to_record()
 
 
-def _blame_stand_ins(
-    observation: Observation,
-    graph: GraphObservation,
-    call: RecordedCall,
-    arguments: Mapping[str, Any],
-    tolerances: Tolerances,
-) -> None:
+def _blame_stand_ins(observation: Observation, graph: GraphObservation, tolerances: Tolerances) -> None:
     """After a failure: where eager itself does not take the stand-ins for missing arguments, say that.
+
+    Every call is asked, not only the one that failed: the program may have been exported from another one.
 
     Raises
     ------
     ObserveError
-        Eager refuses `arguments`, or answers other than in the call they were made from.
+        Eager refuses the completed arguments of a call, or answers otherwise than in the recorded call.
     """
-    missing = graph.shapes.missing(call)
-    if not missing:
-        return
-    what = (
-        f"call {call.index} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}; "
-        "with what stands in "
-        "for it (observe.value_if_missing, or an empty cache) eager itself "
-    )
-    advice = "give another stand-in, or put the calls into groups with observe.graphs"
-    try:
-        again = flatten_with_paths(observation.eager(arguments))
-    except Exception as error:
+    for call in graph.calls:
+        missing = graph.shapes.missing(call)
+        if not missing:
+            continue
+        what = (
+            f"call {call.index} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}; "
+            "with what stands in "
+            "for it (observe.value_if_missing, or an empty cache) eager itself "
+        )
+        advice = "give another stand-in, or put the calls into groups with observe.graphs"
+        try:
+            again = flatten_with_paths(observation.eager(graph.shapes.complete(call)))
+        except Exception as error:
+            raise ObserveError(
+                f"{what}fails: {type(error).__name__}: {error}; {advice}", details=last_lines(error)
+            ) from error
+        results = compare_leaves(call.output_leaves(), again, tolerances)
+        if not all(result.ok for result in results):
+            raise ObserveError(f"{what}answers differently; {advice}", details=table(results))
+
+
+def _refuse_blind_masks(spec: ModelSpec, compared: Mapping[str, bool]) -> None:
+    """`compared`: path of an output with a ``where`` -> whether any position of any call was compared.
+
+    Raises
+    ------
+    ObserveError
+        Of an output nothing was compared: a pass would say nothing.
+    """
+    blind = [path for path, any_position in compared.items() if not any_position]
+    if blind:
+        masks = ", ".join(dict.fromkeys(rule.where for rule in spec.compare.values()))
         raise ObserveError(
-            f"{what}fails: {type(error).__name__}: {error}; {advice}", details=last_lines(error)
-        ) from error
-    results = compare_leaves(call.output_leaves(), again, tolerances)
-    if not all(result.ok for result in results):
-        raise ObserveError(f"{what}answers differently; {advice}", details=table(results))
+            f"nothing of {', '.join(blind[:3])}{' and more' if len(blind) > 3 else ''} is compared: "
+            f"{masks} (compare: where) is 0 everywhere, in every call"
+        )
 
 
 def check_observed_calls(
@@ -177,9 +190,12 @@ def check_observed_calls(
     ------
     RunError, CompareError
         The first call that fails; the record has the worst error of every output up to there.
+    ObserveError
+        The spec is to blame: a stand-in, or a mask that leaves nothing to compare.
     """
     worst: dict[str, dict[str, Any]] = {}
     record["calls"] = len(graph.calls)
+    compared: dict[str, bool] = {}
     for position, call in enumerate(graph.calls):
         what = f"call {position + 1} of {len(graph.calls)}" + (f" ({graph.name})" if graph.name else "")
         enter("run")
@@ -190,17 +206,20 @@ def check_observed_calls(
         try:
             got = _run(session, arguments, what, RunError)
         except RunError:
-            _blame_stand_ins(observation, graph, call, arguments, tolerances)
+            _blame_stand_ins(observation, graph, tolerances)
             raise
         enter("compare")
         expected = call.output_leaves()
         inputs = _inputs_by_path(arguments)
         where = where_masks(spec.compare, inputs, expected)
         results = compare_leaves(expected, got, tolerances, where)
+        for path, leaf in expected:
+            if path in where:
+                compared[path] = compared.get(path, False) or not leaf.numel() or bool(where[path].any())
         _merge(worst, results)
         record["outputs"] = list(worst.values())
         if not all(result.ok for result in results):
-            _blame_stand_ins(observation, graph, call, arguments, tolerances)
+            _blame_stand_ins(observation, graph, tolerances)
             details = table(results)
             padding = None if where else _only_padding(expected, got, inputs, tolerances)
             if padding:
@@ -209,6 +228,7 @@ def check_observed_calls(
                 f"{_summary(results, tolerances)} ({session.description} against eager), {what}",
                 details=details,
             )
+    _refuse_blind_masks(spec, compared)
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:
@@ -246,7 +266,11 @@ def check_other_sizes(
     refused: list[str] = []
     for sizes in wanted:
         text = _sizes_text(sizes)
-        arguments = resize_arguments(graph.example.arguments, graph.shapes, sizes, graph.calls)
+        try:
+            arguments = resize_arguments(graph.example.arguments, graph.shapes, sizes, graph.calls)
+        except Exception as error:
+            # A size of the spec that no memory holds.
+            raise ResizeError(f"no inputs of sizes {text} can be made: {error}") from error
         try:
             expected = flatten_with_paths(clone_tree(observation.eager(arguments)))
         except Exception as error:
@@ -270,8 +294,6 @@ def check_other_sizes(
             )
         passed.append(text)
     record["resize"] = {"passed": passed, "refused_by_eager": refused}
-
-
-def describe_call(call: RecordedCall) -> str:
-    """One line for messages: the argument names of a call."""
-    return f"call {call.index} ({', '.join(call.arguments)})"
+    if isinstance(spec.resize, Mapping) and not passed:
+        # Sizes that a person wrote down and nothing was checked at: a mistake in the spec, no pass.
+        raise ResizeError("eager refuses every size that resize lists: nothing was checked", details=refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any
 
 import torch
@@ -102,7 +103,10 @@ class OnnxDynamo:
         table = request.mode.before_convert(program) if request.mode is not None else None
         if table:
             options.setdefault("custom_translation_table", table)
-        with request.stage("convert"):
+        with request.stage("convert"), warnings.catch_warnings():
+            # Harmless, one per axis and per export: a name that another axis of the same size took already.
+            warnings.filterwarnings("ignore", message="# The axis name")
+            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
             onnx_program = torch.onnx.export(
                 program, dynamic_shapes=request.dynamic_names, verbose=False, **options
             )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from ..errors import ExportError
 from ..observe import TensorLeaf, symbol_label
 from ..pytrees import flatten_with_paths
 from .base import Exported, ExportRequest
@@ -24,12 +25,15 @@ class _Flat(torch.nn.Module):
         self.model = model
         self._leaves, self._spec = _pytree.tree_flatten(kwargs)
         self.output_paths: list[str] = []
+        self.dropped: list[str] = []
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         remaining = list(tensors)
         leaves = [remaining.pop(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         outputs = self.model(**_pytree.tree_unflatten(leaves, self._spec))
-        pairs = [(path, leaf) for path, leaf in flatten_with_paths(outputs) if isinstance(leaf, torch.Tensor)]
+        found = flatten_with_paths(outputs)
+        pairs = [(path, leaf) for path, leaf in found if isinstance(leaf, torch.Tensor)]
+        self.dropped = [path for path, leaf in found if not (leaf is None or isinstance(leaf, torch.Tensor))]
         self.output_paths = [path for path, _ in pairs]
         return tuple(leaf for _, leaf in pairs)
 
@@ -84,4 +88,6 @@ class OnnxTorchScript:
                 dynamic_axes=axes,
                 **request.options,
             )
+        if flat.dropped:
+            raise ExportError(f"TorchScript drops outputs that are no tensors: {', '.join(flat.dropped)}")
         return Exported(buffer.getvalue(), names, flat.output_paths)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from .dynamic import dynamic_shapes_for, symbol_label
 from .infer import ConstantLeaf, GraphShapes, TensorLeaf, infer_shapes
-from .observer import InputObserver, InputObserverInfo, ObserverWarning, RecordedCall
+from .observer import (
+    InferenceError,
+    InputCandidate,
+    InputObserver,
+    InputObserverInfo,
+    ObserverWarning,
+    RecordedCall,
+)
 from .resize import ExportExample, choose_example, other_sizes, resize_arguments, sizes_from_spec
 from .signature import CallSignature
 
@@ -13,6 +20,8 @@ __all__ = [
     "ConstantLeaf",
     "ExportExample",
     "GraphShapes",
+    "InferenceError",
+    "InputCandidate",
     "InputObserver",
     "InputObserverInfo",
     "ObserverWarning",

@@ -32,9 +32,11 @@ def dynamic_shapes_for(
     A tensor gives ``{axis: leaf(expression)}`` for its dynamic axes, a constant ``None``; dicts, lists and
     tuples keep their type; a class registered as a pytree node gives the list of its children.
     """
+    found = shapes.leaves.get(path)
+    if isinstance(found, TensorLeaf):
+        return {axis: leaf(dim) for axis, dim in found.dynamic.items()}
     if isinstance(value, torch.Tensor):
-        found = shapes.leaves.get(path)
-        return {a: leaf(d) for a, d in found.dynamic.items()} if isinstance(found, TensorLeaf) else {}
+        return {}
     kind = type(value)
     if kind not in _pytree.SUPPORTED_NODES and not _pytree.is_namedtuple_instance(value):
         return None

@@ -11,12 +11,24 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..errors import ObserveError
-from ..pytrees import clone_tree, flatten_with_paths, is_constant
+from ..pytrees import clone_tree, flatten_with_paths
 from ..pytrees.paths import render_path, same_constant
-from .observer import RecordedCall
+from .records import RecordedCall
 from .symbols import Axis, name_axes
 
-__all__ = ["ConstantLeaf", "GraphShapes", "TensorLeaf", "container_name", "infer_shapes"]
+__all__ = [
+    "ConstantLeaf",
+    "ConstantsDiffer",
+    "GraphShapes",
+    "TensorLeaf",
+    "container_name",
+    "infer_shapes",
+]
+
+
+class ConstantsDiffer(ObserveError):
+    """A constant argument has several values: one graph has one."""
+
 
 #: Given an argument name and the sizes of the symbols in a call (``None``: not known yet), the value that
 #: stands in for the argument where it is missing, or ``None`` if there is none.
@@ -224,7 +236,7 @@ def _check_constant(path: str, values: dict[int, Any]) -> Any:
             groups.append((value, [index]))
     if len(groups) > 1:
         text = "; ".join(f"{value!r} in {_call_text(indices)}" for value, indices in groups)
-        raise ObserveError(
+        raise ConstantsDiffer(
             f"argument {path} is a constant that differs between calls ({text}): "
             "it would be baked into the graph",
             details=[
@@ -239,6 +251,27 @@ def _check_constant(path: str, values: dict[int, Any]) -> Any:
 
 def _is_cache(value: Any) -> bool:
     return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
+
+
+def _union(values: Sequence[Any]) -> Any:
+    """The value with most leaves; where it has ``None`` or an empty container, what another one has there."""
+    best = max(values, key=lambda value: len(_pytree.tree_leaves(value)))
+    if not _is_node(best) or _is_cache(best):
+        return best
+
+    def one_level(value: Any) -> tuple[list[Any], _pytree.TreeSpec]:
+        return _pytree.tree_flatten(value, is_leaf=lambda child: child is not value)
+
+    children, spec = one_level(best)
+    levels = [one_level(value) for value in values if type(value) is type(best)]
+    columns = zip(*(found for found, other in levels if other == spec), strict=True)
+    merged = []
+    for child, column in zip(children, columns, strict=True):
+        there = [item for item in column if item is not None]
+        merged.append(_union(there) if there else child)
+    if all(new is old for new, old in zip(merged, children, strict=True)):
+        return best
+    return _pytree.tree_unflatten(merged, spec)
 
 
 def infer_shapes(
@@ -303,20 +336,19 @@ def _infer(
     values: dict[int, dict[str, Any]] = {call.index: {} for call in calls}
     containers: dict[str, str] = {}
     for root in sorted(roots, key=lambda name: order.get(name, len(order))):
-        stand_in_used = False
+        given: list[Any] = []
         for call in calls:
             value = call.arguments.get(root)
             if value is None:
                 sizes = None if known_sizes is None else known_sizes.get(call.index, {})
                 value = value_if_missing(root, sizes)
-                stand_in_used = stand_in_used or value is not None
             leaves = dict(flatten_with_paths(value, root))
             values[call.index].update(leaves)
             if value is not None:
-                best = template.get(root)
-                if best is None or len(_pytree.tree_leaves(best)) < len(leaves):
-                    template[root] = value
+                given.append(value)
                 _containers(value, root, containers)
+        if given:
+            template[root] = _union(given)
     for root, value in template.items():
         paths.update(dict.fromkeys(path for path, _ in flatten_with_paths(value, root)))
     for call in calls:
@@ -338,10 +370,12 @@ def _infer(
             _check_tensors(path, found, seen)
             tensors[path] = seen
             continue
-        given: dict[int, Any] = {}
-        for index, value in found.items():
-            given[index] = defaults.get(path) if value is None and is_constant(defaults.get(path)) else value
-        constants[path] = _check_constant(path, given)
+        passed: dict[int, Any] = {}
+        for call in calls:
+            # A call that says None means None; one that says nothing means the default.
+            left_out = found[call.index] is None and path not in call.arguments
+            passed[call.index] = defaults.get(path) if left_out else found[call.index]
+        constants[path] = _check_constant(path, passed)
 
     axes = _axes(calls, tensors, batch_dims, declared)
     names = name_axes(axes, declared)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 
 from ..dims import DimExpr, parse_dim
 from ..errors import ExportCheckError, ObserveError
-from ..pytrees import clone_tree, register_flattening_functions
+from ..pytrees import clone_tree
 from ..spec import CallPlan, ModelSpec, TensorSpec, resolve_tensor
+from ..spec.names import choices, suggest
+from .groups import groups_as_yaml, propose_groups
 from .infer import GraphShapes, infer_shapes
-from .observer import InputObserver, RecordedCall
+from .observer import InputObserver, ObserverWarning, RecordedCall
 from .resize import ExportExample, choose_example
 from .signature import CallSignature
 
@@ -144,39 +147,102 @@ def observe(
             f"no call of {type(model).__name__}.{method} was recorded: the calls of the spec do not reach it"
         )
     assert info.signature is not None
+    if info.seen > len(info.calls) == limit:
+        warnings.warn(
+            f"{spec.relative}: {info.seen} calls were made and the first {limit} are checked "
+            "(observe.store_n_calls)",
+            ObserverWarning,
+            stacklevel=2,
+        )
     recorded = _with_config_defaults(info.calls, model, info.signature)
     observation = Observation(spec, model, device, dtype, patch_mode, method, info.signature, recorded)
+    stand_ins = _stand_ins(spec, info.signature, device, dtype)
     for name, calls in _groups(spec, recorded):
-        shapes = infer_shapes(
-            calls,
-            signature_order=info.signature.names,
-            defaults=info.signature.defaults,
-            batch_dims=spec.observe.batch_dims
-            if isinstance(spec.observe.batch_dims, bool)
-            else set(spec.observe.batch_dims),
-            value_if_missing=_stand_ins(spec, device, dtype),
-            declared=_declared_axes(spec, info.signature),
-        )
-        for call in calls:
-            shapes.complete(call)  # one that lacks an argument can be fed to no program
+        with _with_proposal(calls, info.signature):
+            _refuse_two_cross_attentions(calls)
+            shapes = infer_shapes(
+                calls,
+                signature_order=info.signature.names,
+                defaults=info.signature.defaults,
+                batch_dims=spec.observe.batch_dims
+                if isinstance(spec.observe.batch_dims, bool)
+                else set(spec.observe.batch_dims),
+                value_if_missing=stand_ins,
+                declared=_declared_axes(spec, info.signature),
+            )
+            for call in calls:
+                shapes.complete(call)  # one that lacks an argument can be fed to no program
+        for warning in shapes.warnings:
+            where = f"{spec.relative}" + (f" ({name})" if name else "")
+            warnings.warn(f"{where}: {warning}", ObserverWarning, stacklevel=2)
         example = choose_example(calls, shapes, observation.accepts, _preferred(spec, name))
         observation.graphs[name] = GraphObservation(name, calls, shapes, example)
     return observation
 
 
+@contextlib.contextmanager
+def _with_proposal(calls: Sequence[RecordedCall], signature: CallSignature) -> Iterator[None]:
+    """Add to a refusal the groups that the structure of the calls suggests."""
+    try:
+        yield
+    except ObserveError as error:
+        groups = propose_groups(calls, signature.defaults)
+        if len(groups) > 1:
+            error.details = [
+                "pin what differs in the calls, or give calls of one structure a graph each:",
+                f"  {groups_as_yaml(groups)}",
+                *(f"  {group.name}: {group.reason}" for group in groups if group.reason),
+            ]
+        raise
+
+
+def _refuse_two_cross_attentions(calls: Sequence[RecordedCall]) -> None:
+    """A cross attention that is computed and one that is read from the cache are two branches of the code."""
+    for name in dict.fromkeys(name for call in calls for name in call.arguments):
+        computed: dict[bool, list[int]] = {}
+        for call in calls:
+            updated = getattr(call.arguments.get(name), "is_updated", None)
+            if updated is not None:
+                computed.setdefault(any(updated.values()), []).append(call.index)
+        if len(computed) > 1:
+            raise ObserveError(
+                f"argument {name}: the cross attention is computed in calls {_listed(computed[False])} and "
+                f"read from the cache in calls {_listed(computed[True])}: two branches of the model, "
+                "one graph has one of them"
+            )
+
+
+def _listed(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices))
+
+
 def _groups(spec: ModelSpec, calls: list[RecordedCall]) -> list[tuple[str | None, list[RecordedCall]]]:
-    graphs = spec.observe.graphs
+    graphs, ignored = spec.observe.graphs, set(spec.observe.ignore_calls)
+    last = f"{len(calls)} calls were recorded (0 to {len(calls) - 1})"
+    wrong = sorted(index for index in ignored if index >= len(calls))
+    if wrong:
+        raise ObserveError(f"observe.ignore_calls names call {wrong[0]}, but {last}")
     if graphs == "one":
-        return [(None, calls)]
+        kept = [call for call in calls if call.index not in ignored]
+        if not kept:
+            raise ObserveError(f"observe.ignore_calls leaves no call: {last}")
+        return [(None, kept)]
     groups: list[tuple[str | None, list[RecordedCall]]] = []
     for name, indices in graphs.items():
         wrong = [index for index in indices if index >= len(calls)]
         if wrong:
-            raise ObserveError(
-                f"observe.graphs.{name} names call {wrong[0]}, "
-                f"but {len(calls)} calls were recorded (0 to {len(calls) - 1})"
-            )
+            raise ObserveError(f"observe.graphs.{name} names call {wrong[0]}, but {last}")
         groups.append((name, [calls[index] for index in indices]))
+    grouped = {index for indices in graphs.values() for index in indices}
+    left = [call.index for call in calls if call.index not in grouped | ignored]
+    if left:
+        # A call that no program serves is a call that nobody checks.
+        raise ObserveError(
+            f"{last}, and no graph of observe.graphs has "
+            f"{'call' if len(left) == 1 else 'calls'} {_listed(left)}: "
+            f"add them to a graph, or leave them out with `ignore_calls: [{_listed(left)}]` "
+            "(a generate of n tokens makes n calls)"
+        )
     return groups
 
 
@@ -231,8 +297,17 @@ def _declared_axes(spec: ModelSpec, signature: CallSignature) -> dict[tuple[str,
     return axes
 
 
-def _stand_ins(spec: ModelSpec, device: str, dtype: str) -> Callable[[str, Mapping[str, int] | None], Any]:
+def _stand_ins(
+    spec: ModelSpec, signature: CallSignature, device: str, dtype: str
+) -> Callable[[str, Mapping[str, int] | None], Any]:
     described = dict(spec.observe.value_if_missing)
+    if signature.var_keyword is None:
+        for name in described:
+            if name not in signature.names:
+                raise ObserveError(
+                    f"{spec.place('observe', 'value_if_missing', name)}: the model has no argument {name!r}"
+                    f"{choices(name, signature.names)}"
+                )
     cache: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}
 
     def value(name: str, sizes: Mapping[str, int] | None) -> Any:
@@ -240,17 +315,20 @@ def _stand_ins(spec: ModelSpec, device: str, dtype: str) -> Callable[[str, Mappi
             return None
         tensor = described[name]
         known = dict(sizes or {})
-        if any(symbol not in known for symbol in tensor.names):
-            # The sizes of its symbols are not known (yet) in this call.
+        unknown = [symbol for symbol in tensor.names if symbol not in known]
+        if unknown and sizes is None:
+            # The symbols are named once the calls themselves have been looked at.
             return None
+        if unknown:
+            shown = ", ".join(f"{symbol}={size}" for symbol, size in known.items()) or "none"
+            place = spec.place("observe", "value_if_missing", name)
+            raise ObserveError(
+                f"{place}: unknown dim {unknown[0]!r} in '{tensor.text}'{suggest(unknown[0], known)}; "
+                f"the dims of a call that lacks {name}: {shown}"
+            )
         key = (name, tuple(sorted(known.items())))
         if key not in cache:
             cache[key] = resolve_tensor(tensor, known, f"value_if_missing.{name}", device, dtype)
         return cache[key]
 
     return value
-
-
-def flattening() -> contextlib.AbstractContextManager[Any]:
-    """The block in which observations are made and used."""
-    return register_flattening_functions()

@@ -7,96 +7,29 @@ import functools
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 
 from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
+from .candidate import InputCandidate
+from .interface import InferenceError, Interface, infer_interface, warn
+from .probe import Pattern
+from .records import InputObserverInfo, ObserverWarning, RecordedCall, shape_only, structure_of
 from .signature import CallSignature
 
-__all__ = ["InputObserver", "InputObserverInfo", "ObserverWarning", "RecordedCall"]
+__all__ = [
+    "InferenceError",
+    "InputCandidate",
+    "InputObserver",
+    "InputObserverInfo",
+    "ObserverWarning",
+    "RecordedCall",
+]
 
-
-class ObserverWarning(UserWarning):
-    """A call could not be recorded; the call itself went on undisturbed."""
-
-
-@dataclass
-class RecordedCall:
-    """One call, whole: nothing in it shares memory with the caller's tensors.
-
-    Attributes
-    ----------
-    index:
-        Position among the recorded calls.
-    arguments:
-        By name, in signature order, as they were *before* the call.
-    outputs:
-        What the call returned, cloned.
-    duration:
-        Seconds the call took.
-    """
-
-    index: int
-    arguments: dict[str, Any]
-    outputs: Any
-    duration: float
-    _leaves: dict[str, Any] | None = field(default=None, repr=False)
-
-    def leaves(self) -> dict[str, Any]:
-        """Leaf by path (``cache.layers.0.keys``), in flatten order. Needs the flattening functions."""
-        if self._leaves is None:
-            self._leaves = {
-                path: leaf
-                for name, value in self.arguments.items()
-                for path, leaf in flatten_with_paths(value, name)
-            }
-        return self._leaves
-
-    def output_leaves(self) -> list[tuple[str, Any]]:
-        """(path, leaf) of the outputs, in flatten order."""
-        return flatten_with_paths(self.outputs)
-
-
-@dataclass
-class InputObserverInfo:
-    """What an observer recorded.
-
-    Attributes
-    ----------
-    signature:
-        Of the observed method; ``None`` until something was observed.
-    calls:
-        Recorded calls in order.
-    seen:
-        Calls made inside the blocks, recorded or not.
-    lost:
-        Calls within the limit that went well and could not be recorded (an `ObserverWarning` says why). A
-        call that raised is none of them, nor is one that an export or a compilation inside the block made.
-    """
-
-    signature: CallSignature | None = None
-    calls: list[RecordedCall] = field(default_factory=list)
-    seen: int = 0
-    lost: int = 0
-
-    def __len__(self) -> int:
-        return len(self.calls)
-
-    @property
-    def inputs(self) -> list[dict[str, Any]]:
-        """Arguments by name, one mapping per call."""
-        return [call.arguments for call in self.calls]
-
-    @property
-    def flat_outputs(self) -> list[list[torch.Tensor]]:
-        """Output tensors, one list per call."""
-        return [
-            [leaf for _, leaf in call.output_leaves() if isinstance(leaf, torch.Tensor)]
-            for call in self.calls
-        ]
+#: Shapes of so many calls beyond the limit are kept: news in every call must not make every call slow.
+_MOST_SHAPE_CALLS = 64
 
 
 def _is_tracing(leaves: Collection[Any]) -> bool:
@@ -108,14 +41,37 @@ def _is_tracing(leaves: Collection[Any]) -> bool:
     )
 
 
+def _innermost(model: torch.nn.Module) -> torch.nn.Module:
+    """The module behind `torch.compile` and DataParallel, whose signature names the arguments."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod  # type: ignore[assignment]
+        elif isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def _config_flags(model: torch.nn.Module) -> dict[str, bool]:
+    """Flags that ``generate`` passes though the config says the same: no constants of the calls.
+
+    ``**kwargs`` catches them, and torch.export takes no dynamic shapes for a call with such an argument.
+    """
+    config = getattr(model, "config", None)
+    names = ("use_cache", "return_dict", "output_attentions", "output_hidden_states")
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if isinstance(value, bool)}
+
+
 class InputObserver:
     """Records what a model is called with.
 
     Parameters
     ----------
     value_if_missing:
-        Argument name -> value that stands in for it in calls that lack it. It counts as an observation (so
-        its axes can become dynamic) and is never passed to the model.
+        Argument (name, or position where ``None`` is passed) -> value that stands in for it in calls that
+        lack it. It counts as an observation (so its axes can become dynamic) and is never passed to the
+        model.
 
     Examples
     --------
@@ -126,10 +82,13 @@ class InputObserver:
     ({0: _DimHint(...)},)
     """
 
-    def __init__(self, value_if_missing: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, value_if_missing: Mapping[str | int, Any] | None = None) -> None:
         self.value_if_missing = dict(value_if_missing or {})
         self.info = InputObserverInfo()
-        self._positional = True
+        self._removed: set[str] = set()
+        self._pattern: Pattern | None = None
+        self._quiet = False  # calls of our own are no observations
+        self._blind = False  # the shapes of a call could not be taken: not tried again
         self._observed: tuple[weakref.ref[torch.nn.Module], str] | None = None
 
     def num_obs(self) -> int:
@@ -140,11 +99,28 @@ class InputObserver:
         """True before any call was recorded."""
         return not self.info.calls
 
+    _infer_dynamic_dimensions = staticmethod(InputObserverInfo._infer_dynamic_dimensions)
+
+    # recording
+
     @contextlib.contextmanager
     def __call__(
-        self, model: torch.nn.Module, store_n_calls: int = 3, method_name: str = "forward"
+        self,
+        model: torch.nn.Module,
+        store_n_calls: int = 3,
+        method_name: str = "forward",
+        keep: Literal["first", "informative"] = "first",
     ) -> Iterator[InputObserver]:
-        """Record the first `store_n_calls` calls of ``model.method_name`` made inside the block.
+        """Record calls of ``model.method_name`` made inside the block.
+
+        Parameters
+        ----------
+        store_n_calls:
+            How many calls are kept, with inputs and outputs. Of further calls only shapes are kept, and only
+            where they show something new. 0: shapes only, which is enough for `infer_dynamic_shapes`.
+        keep:
+            ``"first"``: the first `store_n_calls` calls. ``"informative"``: a later call with a new argument
+            or a new size takes the place of a call that shows nothing that the others do not.
 
         Raises
         ------
@@ -153,42 +129,71 @@ class InputObserver:
         RuntimeError
             The observer holds calls of another model or method: they cannot be mixed.
         """
-        if not callable(getattr(model, method_name, None)):
-            raise ValueError(f"{type(model).__name__} does not have a method {method_name!r}")
-        observed = (weakref.ref(model), method_name)
-        if self.info.calls and self._observed != observed:
+        inner = _innermost(model)
+        if not callable(getattr(inner, method_name, None)):
+            raise ValueError(f"{type(inner).__name__} does not have a method {method_name!r}")
+        observed = (weakref.ref(inner), method_name)
+        if (self.info.calls or self.info.shape_calls) and self._observed != observed:
             raise RuntimeError(
                 "this observer holds calls of another model or method: use one observer for each"
             )
         self._observed = observed
-        had = method_name in vars(model)
-        original = getattr(model, method_name)
-        self.info.signature = CallSignature.of(original)
-        setattr(model, method_name, self._wrap(original, store_n_calls))
+        self.info.signature = CallSignature.of(getattr(inner, method_name))
+        self.info.config_flags = _config_flags(inner)
+        target = model if method_name == "forward" or not hasattr(model, "_orig_mod") else inner
+        if not hasattr(target, method_name):
+            target = inner  # a method that DataParallel does not have
+        attribute = method_name
+        if method_name == "forward" and getattr(target, "_compiled_call_impl", None) is not None:
+            # After `model.compile()` a call does not reach `forward` but through a trace, which is no
+            # observation.
+            attribute = "_compiled_call_impl"
+        had = attribute in vars(target)
+        original = getattr(target, attribute)
+        seen = self.info.seen
+        setattr(target, attribute, self._wrap(original, store_n_calls, keep))
         try:
-            with register_flattening_functions():
+            with register_flattening_functions(None):
                 yield self
         finally:
             if had:
-                setattr(model, method_name, original)
+                setattr(target, attribute, original)
             else:
                 # Left on the instance it would shadow every later patch of the class.
-                delattr(model, method_name)
+                delattr(target, attribute)
+        if store_n_calls and self.info.seen > seen and self.is_empty() and not self.info.lost:
+            warnings.warn(
+                f"{self.info.seen - seen} calls were made and none was recorded: they raised, or an exporter "
+                "or compiler traced them (observe the compiled module itself)",
+                ObserverWarning,
+                stacklevel=3,
+            )
 
-    def _wrap(self, original: Callable[..., Any], limit: int) -> Callable[..., Any]:
+    def _wrap(self, original: Callable[..., Any], limit: int, keep: str) -> Callable[..., Any]:
         info = self.info
 
         @functools.wraps(original)
         def observed(*args: Any, **kwargs: Any) -> Any:
-            info.seen += 1
-            if len(info.calls) >= limit:
+            # What follows must not be part of a trace: a strict one refuses it, in the user's own call.
+            if torch.compiler.is_exporting() or self._quiet:
                 return original(*args, **kwargs)
+            info.seen += 1
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            if len(info.calls) >= limit:
+                pattern = self._pattern
+                if pattern is not None and pattern.covers(args, kwargs):
+                    return original(*args, **kwargs)
+                if not self._is_news(args, kwargs, keep == "first"):
+                    return original(*args, **kwargs)
             arguments, problem = self._record_arguments(args, kwargs)
+            if arguments is not None:
+                self._check_stand_ins(args, kwargs, arguments)
             begin = time.perf_counter()
             outputs = original(*args, **kwargs)
             duration = time.perf_counter() - begin
             if arguments is not None:
-                problem = self._record(arguments, outputs, duration, bool(kwargs))
+                problem = self._record(arguments, outputs, duration, len(args), limit)
             if problem is not None:
                 info.lost += 1
                 warnings.warn(f"a call was not recorded: {problem}", ObserverWarning, stacklevel=2)
@@ -210,39 +215,124 @@ class InputObserver:
         except Exception as error:  # the user's call must not fail because of the recording
             return None, f"{type(error).__name__}: {error}"
 
-    def _record(self, arguments: dict[str, Any], outputs: Any, duration: float, by_name: bool) -> str | None:
+    def _record(
+        self, arguments: dict[str, Any], outputs: Any, duration: float, positional: int, limit: int
+    ) -> str | None:
         """Keep a call; returns why that was not possible."""
+        calls = self.info.calls
         try:
             kept = clone_tree(outputs)
+            call = RecordedCall(len(calls), arguments, kept, duration, positional)
+            if self._pattern is not None:
+                self._pattern.absorb(arguments)
+            if len(calls) >= limit and not self._make_room(call):
+                return None
         except Exception as error:  # as above
             return f"{type(error).__name__}: {error}"
-        self.info.calls.append(RecordedCall(len(self.info.calls), arguments, kept, duration))
-        if by_name:
-            self._positional = False
+        call.index = len(calls)
+        calls.append(call)
         return None
 
-    def _shapes(self, batch: bool | Collection[int | str]) -> Any:
-        from .infer import infer_shapes
+    def _make_room(self, call: RecordedCall) -> bool:
+        """Drop the values of the call that is missed least, `call` among them; its shapes stay.
 
-        if self.is_empty():
-            raise RuntimeError("No inputs were captured.")
-        assert self.info.signature is not None
-        names = self.info.signature.names
-        batch_names: bool | set[str]
-        if isinstance(batch, bool):
-            batch_names = batch
-        else:
-            batch_names = {names[item] if isinstance(item, int) else item for item in batch}
-        return infer_shapes(
-            self.info.calls,
-            signature_order=names,
-            defaults=self.info.signature.defaults,
-            batch_dims=batch_names,
-            value_if_missing=lambda name, _: self.value_if_missing.get(name),
+        Returns
+        -------
+        bool
+            Whether there is room now.
+        """
+        calls = self.info.calls
+        candidates = [*calls, call]
+
+        def without(index: int) -> int:
+            return len(structure_of([*candidates[:index], *candidates[index + 1 :]]))
+
+        # The latest of those that are equally dispensable: the first calls are the documented ones.
+        victim = max(range(len(candidates)), key=lambda index: (without(index), index))
+        dropped = candidates[victim]
+        self.info.shape_calls.append(
+            RecordedCall(0, shape_only(dropped.arguments), None, dropped.duration, dropped.positional)
         )
+        if dropped is call:
+            return False
+        calls.remove(dropped)
+        for index, kept in enumerate(calls):
+            kept.index = index
+        return True
+
+    def _is_news(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool) -> bool:
+        """Whether a call beyond the limit has to be recorded whole.
+
+        With `shapes` it never has: what it shows is kept as shapes.
+        """
+        info = self.info
+        assert info.signature is not None
+        if self._blind or len(info.shape_calls) >= _MOST_SHAPE_CALLS:
+            return False
+        try:
+            if self._pattern is None:
+                self._pattern = Pattern(info.signature.positions(max(len(args), 32)))
+                for call in [*info.calls, *info.shape_calls]:
+                    self._pattern.absorb(call.arguments)
+                if self._pattern.covers(args, kwargs):
+                    return False
+            arguments = info.signature.bind(args, kwargs)
+            if _is_tracing([leaf for _, leaf in flatten_with_paths(arguments)]):
+                return False
+            # A name that `bind` renames is known under both from now on.
+            known = self._pattern.covers((), arguments)
+            self._pattern.absorb({n: v for n, v in kwargs.items() if n not in arguments})
+            if known:
+                return False
+            if not shapes:
+                return True
+            call = RecordedCall(0, shape_only(arguments), None, 0.0, len(args))
+            info.shape_calls.append(call)
+            self._pattern.absorb(arguments)
+        except Exception as error:  # the user's call must not fail because of the recording
+            self._blind = True
+            warnings.warn(
+                f"the shapes of a call beyond the limit were not recorded: {type(error).__name__}: {error}",
+                ObserverWarning,
+                stacklevel=3,
+            )
+        return False
+
+    def _check_stand_ins(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: dict[str, Any]
+    ) -> None:
+        """A stand-in that no call can need is a mistake in the user's script: said in the first call."""
+        signature = self.info.signature
+        assert signature is not None
+        for key in self.value_if_missing:
+            if isinstance(key, bool) or not isinstance(key, (str, int)):
+                raise TypeError(
+                    f"Unexpected type {type(key)} for {key!r} in value_if_missing: a name or a position"
+                )
+            if isinstance(key, str):
+                if key not in signature.names and signature.var_keyword is None:
+                    raise ValueError(f"Unexpected keyword argument {key!r} in value_if_missing")
+            elif not 0 <= key < len(signature.positions(key + 1)):
+                raise ValueError(
+                    f"Unexpected keyword argument {key} in value_if_missing: there is no such position"
+                )
+            elif key >= len(args) and signature.positions(key + 1)[key] not in arguments:
+                raise NotImplementedError(
+                    f"Unexpected keyword argument {key} in value_if_missing: the call has only {len(args)} "
+                    "positions; pass None there, or give the argument by name"
+                )
+
+    # inference
+
+    def _interface(self, batch: bool | Collection[int | str] | None, values: bool = True) -> Interface:
+        if self.is_empty() and (values or not self.info.shape_calls):
+            raise RuntimeError("No inputs were captured.")
+        return infer_interface(self.info, batch or False, self.value_if_missing, self._removed)
 
     def infer_dynamic_shapes(
-        self, set_batch_dimension_for: bool | Collection[int | str] | None = None
+        self,
+        set_batch_dimension_for: bool | Collection[int | str] | None = None,
+        dim_names: bool | Mapping[str | int, Mapping[int, Any]] | None = None,
     ) -> Any:
         """Dynamic shapes as `torch.export.export` takes them, ``Dim.DYNAMIC`` on every axis that varied.
 
@@ -250,46 +340,183 @@ class InputObserver:
         ----------
         set_batch_dimension_for:
             ``True``: axis 0 of every tensor is dynamic; names or positions: only of these arguments.
+        dim_names:
+            Labels instead of ``Dim.DYNAMIC``, as `torch.onnx.export` takes them (`torch.export.export` does
+            not; give it `torch.export.Dim` objects as labels). ``{name or position: {axis: label}}``, the
+            other dynamic axes becoming ``NAME_dim_AXIS``. ``True``: axes that had the same sizes in every
+            call share a label. That is a suggestion for people: equal sizes do not prove one dimension.
 
         Returns
         -------
         tuple or dict
-            A tuple if every call was positional, otherwise a dict by argument name.
+            A tuple if every call was positional, otherwise a dict by argument name, in signature order. What
+            ``*args`` and ``**kwargs`` caught is grouped under their names. A constant is ``None``. An
+            instance of a class registered as a pytree node becomes the list of its children.
 
         Raises
         ------
         RuntimeError
             Nothing was recorded.
-        ObserveError
-            The calls cannot be served by one graph.
+        InferenceError
+            The calls cannot be served by one graph (an `ObserveError` and a `RuntimeError`).
         """
-        from .dynamic import dynamic_shapes_for
+        with register_flattening_functions(None):
+            interface = self._interface(set_batch_dimension_for, values=False)
+            for note in interface.notes():
+                warn(note)
+            return interface.dynamic_shapes(dim_names)
 
-        with register_flattening_functions():
-            shapes = self._shapes(set_batch_dimension_for or False)
-            example = self._example(shapes)
-            by_name = {name: dynamic_shapes_for(value, shapes, name) for name, value in example.items()}
-        return tuple(by_name.values()) if self._positional else by_name
+    def infer_arguments(
+        self,
+        index_or_args_or_kwargs: int | tuple[Any, ...] | dict[str, Any] | None = None,
+        flat: bool = False,
+        as_args_kwargs: bool = False,
+        export_safe: bool = False,
+        set_batch_dimension_for: bool | Collection[int | str] | None = None,
+    ) -> Any:
+        """Arguments for an export, as copies.
 
-    def infer_arguments(self, index: int | None = None) -> Any:
-        """Arguments for an export: the first call that has all of them, or call `index` completed.
+        Parameters
+        ----------
+        index_or_args_or_kwargs:
+            ``None``: the first recorded call that has every tensor. A number: that call, completed. A tuple
+            or dict of inputs: these, completed. What is missing becomes ``value_if_missing``, else a tensor
+            of length 0 on its last dynamic axis.
+        flat:
+            Return the list of tensors in flatten order.
+        as_args_kwargs:
+            Return ``(tuple, dict)``; needed where the signature has ``*args`` or positional-only parameters
+            and keywords were passed as well.
+        export_safe:
+            Instead of the first complete call, the one whose sizes suit `torch.export` best, resized so that
+            no dynamic axis has size 0, 1 or that of another one; if the model refuses the new sizes, the call
+            as it was, with a warning. The model is called.
+        set_batch_dimension_for:
+            With `export_safe`: as given to `infer_dynamic_shapes`.
 
         Returns
         -------
         tuple or dict
-            As for `infer_dynamic_shapes`. Tensors are copies.
-        """
-        with register_flattening_functions():
-            shapes = self._shapes(False)
-            if index is None:
-                arguments = self._example(shapes)
-            else:
-                arguments = shapes.complete(self.info.calls[index])
-            arguments = clone_tree(arguments)
-        return tuple(arguments.values()) if self._positional else arguments
+            As for `infer_dynamic_shapes`, but the names of ``**kwargs`` stay at the top level.
 
-    def _example(self, shapes: Any) -> dict[str, Any]:
-        complete = [call for call in self.info.calls if not shapes.missing(call)]
-        call = complete[0] if complete else max(self.info.calls, key=lambda c: len(c.leaves()))
-        result: dict[str, Any] = call.arguments if complete else shapes.complete(call)
-        return result
+        Raises
+        ------
+        RuntimeError
+            Nothing was recorded; or one tuple or dict cannot hold the arguments.
+        ValueError
+            `index_or_args_or_kwargs` is of another type, or names an argument that the signature lacks.
+        """
+        given = index_or_args_or_kwargs
+        with register_flattening_functions(None):
+            interface = self._interface(set_batch_dimension_for)
+            if given is None and export_safe:
+                arguments = interface.export_safe(self._accepts)
+            elif given is None:
+                call = interface.first_complete()
+                if call is None:
+                    call = interface.fullest()
+                arguments = interface.complete(call.arguments, call)
+                risky = interface.risky_sizes(arguments)
+                if risky:
+                    warn(
+                        f"call {call.index} has size 0 or 1 on a dynamic axis ({', '.join(risky[:4])}): "
+                        "torch.export needs backed_size_oblivious for it; or take export_safe=True"
+                    )
+            elif isinstance(given, int) and not isinstance(given, bool):
+                call = interface.calls[given]
+                arguments = interface.complete(call.arguments, call)
+            else:
+                arguments = interface.complete(interface.by_name(given))
+            return interface.arrange(arguments, as_args_kwargs, flat)
+
+    def _accepts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the model takes arguments."""
+        assert self._observed is not None
+        model = self._observed[0]()
+        if model is None:
+            raise RuntimeError("the observed model is gone: export_safe needs to call it")
+        self._quiet = True
+        try:
+            with torch.no_grad():
+                getattr(model, self._observed[1])(*args, **kwargs)
+        except Exception:  # whatever it raises is its way of refusing these sizes
+            return False
+        finally:
+            self._quiet = False
+        return True
+
+    def needs_backed_size_oblivious(
+        self,
+        dynamic_shapes: Any,
+        index_or_args_or_kwargs: int | tuple[Any, ...] | dict[str, Any] | None = None,
+    ) -> bool:
+        """`InputCandidate.needs_backed_size_oblivious` for the arguments that `infer_arguments` returns."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ObserverWarning)
+            args, kwargs = self.infer_arguments(index_or_args_or_kwargs, as_args_kwargs=True)
+        return InputCandidate(args, kwargs).needs_backed_size_oblivious(dynamic_shapes)
+
+    def remove_inputs(self, names: Sequence[str]) -> int:
+        """Leave arguments out of what is inferred.
+
+        Returns
+        -------
+        int
+            How many of `names` were arguments of a recorded call.
+
+        Raises
+        ------
+        RuntimeError
+            Nothing was recorded.
+        ValueError
+            A name is that of ``*args`` or ``**kwargs``.
+        """
+        if self.is_empty():
+            raise RuntimeError("No input was captured: there is nothing to remove.")
+        signature = self.info.signature
+        assert signature is not None
+        for name in names:
+            if name in (signature.var_positional, signature.var_keyword):
+                raise ValueError(f"Cannot remove variadic argument {name!r}: name what it caught")
+        present = {
+            name
+            for call in [*self.info.calls, *self.info.shape_calls]
+            for name in call.arguments
+            if name not in self._removed
+        }
+        removed = present.intersection(names)
+        self._removed |= set(names)
+        return len(removed)
+
+    def check_discrepancies(
+        self,
+        onnx_model: Any,
+        atol: float = 1e-4,
+        rtol: float = 0.1,
+        hist: Sequence[float] = (0.1, 0.01),
+        progress_bar: bool = False,
+        include_io: bool = True,
+        skip_none: bool = True,
+    ) -> list[dict[str, Any]]:
+        """Run an ONNX model on every recorded call and compare with what the model returned.
+
+        See `pytest_exportcheck.checks.discrepancies.check_discrepancies` for the rows.
+        """
+        from ..checks.discrepancies import check_discrepancies
+
+        if self.is_empty():
+            raise RuntimeError("No inputs were captured.")
+        with register_flattening_functions(None), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ObserverWarning)
+            interface = self._interface(None)
+            rows: list[dict[str, Any]] = check_discrepancies(
+                interface,
+                onnx_model,
+                atol=atol,
+                rtol=rtol,
+                hist=hist,
+                progress_bar=progress_bar,
+                include_io=include_io,
+                skip_none=skip_none,
+            )
+            return rows

@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 from ..pytrees import clone_tree, flatten_with_paths
 from .infer import GraphShapes, TensorLeaf
-from .observer import RecordedCall
+from .records import RecordedCall
 
 __all__ = ["ExportExample", "choose_example", "other_sizes", "resize_arguments"]
 

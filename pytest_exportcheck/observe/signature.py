@@ -95,6 +95,17 @@ class CallSignature:
                 arguments[name] = bound[name]
         return arguments
 
+    def positions(self, count: int) -> list[str]:
+        """Names of the first `count` positions, fewer if there are fewer (keyword-only ones have none)."""
+        names = [
+            parameter.name
+            for parameter in self.source.parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        if self.var_positional is not None:
+            names += [f"{self.var_positional}_{i}" for i in range(count - len(names))]
+        return names[:count]
+
     def call(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The inverse of `bind`: ``(args, kwargs)`` to call the method with."""
         rest = dict(arguments)

@@ -37,12 +37,17 @@ class _Group:
     axes: list[Axis]
     sizes: dict[int, int]
 
+    @property
+    def is_batch(self) -> bool:
+        return any(_role(axis) == "batch" for axis in self.axes)
+
     def accepts(self, axis: Axis) -> bool:
         shared = [i for i, size in axis.sizes.items() if size is not None and i in self.sizes]
         if not shared or any(self.sizes[i] != axis.sizes[i] for i in shared):
             return False
         # A symbol is a batch or a length, never both, however the sizes fall.
-        return (_role(axis) == "batch") == (_role(self.axes[0]) == "batch")
+        kinds = {_kind(each) for each in (axis, *self.axes)}
+        return not {"batch", "length"} <= kinds
 
     def add(self, axis: Axis) -> None:
         self.axes.append(axis)
@@ -79,6 +84,14 @@ def _role(axis: Axis) -> str:
     return ""
 
 
+def _kind(axis: Axis) -> str:
+    """``batch``, ``length``, or ``""`` where it may be either: the first axis of an argument of any name."""
+    role = _role(axis)
+    if role == "batch" or (not role and axis.axis == 0):
+        return role
+    return "length"
+
+
 _BATCH_FIRST = frozenset({"encoder_outputs", "labels", "hidden_states"})
 
 _LENGTHS = ("batch", "seq", "past", "source", "height", "width", "frames")
@@ -110,9 +123,9 @@ def _relation(group: _Group, named: Mapping[str, _Group]) -> DimExpr | None:
     Two different sizes are little proof of the last two. A batch is no length: it is part of no relation.
     """
     distinct = len(set(group.sizes.values()))
-    if distinct < 2 or _role(group.axes[0]) == "batch":
+    if distinct < 2 or group.is_batch:
         return None
-    named = {name: other for name, other in named.items() if _role(other.axes[0]) != "batch"}
+    named = {name: other for name, other in named.items() if not other.is_batch}
     for (a, first), (b, second) in itertools.combinations(named.items(), 2):
         if all(i in first.sizes and i in second.sizes for i in group.sizes) and all(
             first.sizes[i] + second.sizes[i] == size for i, size in group.sizes.items()

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-__all__ = ["clone_tree"]
+__all__ = ["clone_cache", "clone_leaf", "clone_tree"]
 
 
-def _clone_leaf(leaf: Any) -> Any:
+def clone_leaf(leaf: Any) -> Any:
+    """A copy of one leaf; a tensor keeps its dtype and device, and becomes contiguous."""
     if isinstance(leaf, torch.Tensor):
         # Not deepcopy: it keeps aliases between leaves (f(x, x) would be recorded as one tensor), and an
         # expanded tensor would stay a view of few elements that an in-place operation refuses.
@@ -28,17 +29,18 @@ def _is_cache(value: Any) -> bool:
 def _clone(value: Any) -> Any:
     # Flattening a cache drops counters that `torch.export` must not compare; a copy keeps them.
     if type(value) in _pytree.SUPPORTED_NODES and _is_cache(value):
-        return _clone_cache(value)
-    return _clone_leaf(value)
+        return clone_cache(value)
+    return clone_leaf(value)
 
 
-def _clone_cache(cache: Any) -> Any:
+def clone_cache(cache: Any) -> Any:
+    """A copy of a cache, its counters included; needs no registration."""
     twin = copy.copy(cache)
     for name, value in vars(cache).items():
         if name == "layers":
             twin.layers = [_clone_layer(layer) for layer in value]
         elif _is_cache(value):
-            setattr(twin, name, _clone_cache(value))
+            setattr(twin, name, clone_cache(value))
         elif isinstance(value, (dict, list)):
             setattr(twin, name, copy.copy(value))
     return twin
@@ -48,9 +50,9 @@ def _clone_layer(layer: Any) -> Any:
     twin = copy.copy(layer)
     for name, value in vars(layer).items():
         if isinstance(value, torch.Tensor):
-            setattr(twin, name, _clone_leaf(value))
+            setattr(twin, name, clone_leaf(value))
         elif isinstance(value, dict):
-            setattr(twin, name, {key: _clone_leaf(item) for key, item in value.items()})
+            setattr(twin, name, {key: clone_leaf(item) for key, item in value.items()})
     return twin
 
 

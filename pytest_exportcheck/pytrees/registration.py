@@ -7,6 +7,8 @@ checked on torch 2.13).
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import sys
 import threading
 import warnings
@@ -116,8 +118,11 @@ def _subclasses(cls: type) -> Iterator[type]:
         yield from _subclasses(sub)
 
 
-def _cache_classes() -> list[type]:
-    # transformers that nobody imported has no cache instance to flatten.
+def _cache_classes(patch_transformers: bool | None) -> list[type]:
+    if patch_transformers is False:
+        return []
+    if patch_transformers and importlib.util.find_spec("transformers") is not None:
+        importlib.import_module("transformers.cache_utils")
     module = sys.modules.get("transformers.cache_utils")
     if module is None:
         return []
@@ -165,11 +170,17 @@ def _fx_tables() -> list[dict[type, Any]]:
 
 
 @contextlib.contextmanager
-def register_flattening_functions(patch_transformers: bool = True) -> Iterator[Callable[[Any], Any]]:
+def register_flattening_functions(patch_transformers: bool | None = True) -> Iterator[Callable[[Any], Any]]:
     """Make the cache classes of transformers pytree nodes inside the block; undone on exit.
 
     A foreign registration of the same class is replaced inside the block, with a `FlatteningWarning` that
     names its owner, and put back on exit. Blocks nest. Wrap observation, inference and export in one block.
+
+    Parameters
+    ----------
+    patch_transformers:
+        Whether the cache classes are registered; ``None``: if something imported them already, which is all
+        that is needed once a model exists.
 
     Yields
     ------
@@ -179,7 +190,7 @@ def register_flattening_functions(patch_transformers: bool = True) -> Iterator[C
     held: list[type] = []
     try:
         with _LOCK:
-            for cls in _cache_classes() if patch_transformers else []:
+            for cls in _cache_classes(patch_transformers):
                 if cls not in _OURS:
                     owner = registration_owner(cls)
                     if owner is not None:

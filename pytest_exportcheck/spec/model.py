@@ -130,6 +130,23 @@ def _branch(expected: str) -> Discriminator:
 _Tuple = Field(strict=False)
 
 Identifier = Annotated[str, AfterValidator(_identifier)]
+
+#: Marks that mean something to pytest or to us; one that skips or xfails would hide every failure of a spec.
+_RESERVED_MARKS = frozenset(
+    {"skip", "skipif", "xfail", "parametrize", "usefixtures", "filterwarnings", "exportcheck"}
+)
+
+
+def _mark(value: str) -> str:
+    if value in _RESERVED_MARKS:
+        raise _problem(
+            f"{value!r} is a mark with a meaning of its own: marks are names to select with -m "
+            "(a known failure belongs into 'expect')"
+        )
+    return _identifier(value)
+
+
+Mark = Annotated[str, AfterValidator(_mark)]
 GraphName = Annotated[str, AfterValidator(_graph_name)]
 Text = Annotated[str, AfterValidator(_text)]
 Requirement = Annotated[str, AfterValidator(_requirement)]
@@ -272,6 +289,9 @@ class Observe(_Section):
         description="`one`: one program serves every observed call. Or groups of call indices, one program "
         "each: {prefill: [0], decode: [1, 2]}.",
     )
+    ignore_calls: Annotated[tuple[Annotated[int, Field(ge=0)], ...], _Tuple] = Field(
+        default=(), description="Observed calls that no program has to serve, by index."
+    )
     example: Example | None = Field(
         default=None,
         description="Which observed call the exporters are given: an index, or one index per graph.",
@@ -283,10 +303,10 @@ class Matrix(_Section):
 
     exporters: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] = Field(
         default=("torch-export", "onnx-dynamo"),
-        description="Names of exporters; `exportcheck exporters` lists them.",
+        description="Names of exporters, built-in ones and those of other packages.",
     )
     patch_modes: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] = Field(
-        default=("none",), description="Names of patch modes; `exportcheck patches` lists them."
+        default=("none",), description="Names of patch modes, built-in ones and those of other packages."
     )
     devices: Annotated[tuple[Device, ...], Field(strict=False, min_length=1)] = Field(
         default=("cpu",), description="Devices. One that is absent is a visible skip."
@@ -379,7 +399,7 @@ class ModelSpec(_Section):
         description="Python distributions this spec needs, as pip writes them (`transformers>=5.1`). If one "
         "is absent, its tests are skipped visibly.",
     )
-    marks: Annotated[tuple[Identifier, ...], _Tuple] = Field(
+    marks: Annotated[tuple[Mark, ...], _Tuple] = Field(
         default=(), description="pytest marks for every test of this spec."
     )
     model: Model = Field(description="The model.")

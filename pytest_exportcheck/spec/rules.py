@@ -122,6 +122,11 @@ def _check_graphs(observe: dict[Any, Any], report: Report) -> None:
             elif limit is not None and index >= limit:
                 report.value(where, f"there is no call {index}: {why}")
             owner.setdefault(index, name)
+    ignored = observe.get("ignore_calls")
+    for position, index in enumerate(ignored if isinstance(ignored, list) else []):
+        if _is_index(index) and index in owner:
+            where = ("observe", "ignore_calls", position)
+            report.value(where, f"call {index} is in graph {owner[index]!r}: it cannot be ignored as well")
     if isinstance(graphs, dict):
         for name, index in _mapping(example).items():
             where = ("observe", "example", name)

@@ -236,7 +236,8 @@ def test_the_suggested_tolerance_passes(dtype: torch.dtype, rtol: float, seed: i
         (1.0, 4e-6, True),
         (100.0, 5e-4, True),
         (100.0, 1.5e-1, False),
-        (1e-6, 1e-7, True),
+        (1e-6, 1e-7, False),
+        (1e-6, 5e-9, True),
         (1e-30, 2e-30, True),
     ],
 )
@@ -370,3 +371,29 @@ def test_many_rows_show_the_failures() -> None:
     lines = table(compare_leaves(expected, got, DEFAULT))
     assert any(line.startswith("y37") and "FAIL" in line for line in lines)
     assert lines[-1] == "... and 39 more outputs"
+
+
+@pytest.mark.parametrize("fill", [torch.finfo(torch.float32).min, -1e9, -1e4])
+@pytest.mark.parametrize("kept", [2, 50, 99])
+def test_fill_values_do_not_widen_the_tolerance(fill: float, kept: int) -> None:
+    """All but the top k are filled: also where nearly everything is."""
+    expected = torch.full((100,), fill)
+    expected[:kept] = torch.linspace(0.5, 1.5, kept)
+    got = expected.clone()
+    got[0] += 1e-3
+    result = one(expected, got)
+    assert not result.ok
+    assert result.atol < 1e-4
+
+
+def test_an_output_that_was_cast_up_is_as_exact_as_what_it_was_computed_from() -> None:
+    expected = torch.ones(4)
+    got = expected + 2e-3  # float16 noise in `logits.float()`
+    assert not one(expected, got).ok
+    assert one(expected, got, Tolerances(computed_in=torch.float16)).ok
+    assert not one(expected, expected + 0.05, Tolerances(computed_in=torch.float16)).ok
+    # The other way round the output's own dtype counts.
+    assert one(expected.half(), got.half(), Tolerances(computed_in=torch.float32)).ok
+    assert one(expected.double(), expected.double() + 1e-6, Tolerances(computed_in=torch.float32)).ok
+    # What a spec says is taken as it is.
+    assert not one(expected, got, Tolerances(atol=1e-5, rtol=0.0, computed_in=torch.float16)).ok

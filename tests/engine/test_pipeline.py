@@ -11,7 +11,9 @@ import torch
 
 from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.errors import STAGES, ExportCheckError, LoadError, ObserveError, ShapesError
+from pytest_exportcheck.exporters.base import Exported, ExportRequest
 from pytest_exportcheck.pipeline import check_shapes, run_case
+from pytest_exportcheck.registry import EXPORTERS
 
 from .helpers import make_run, verdict
 
@@ -169,6 +171,21 @@ def test_a_stand_in_that_eager_refuses_is_not_the_exporters_fault(tmp_path: Path
     assert "eager" in str(error)
 
 
+def test_a_stand_in_of_another_call_than_the_failing_one_is_blamed(tmp_path: Path) -> None:
+    """The program is exported from call 1 with a wrong stand-in, and fails on call 0 already."""
+    text = source(
+        "x, mask=None):\nreturn x * (mask.shape[1] if mask is not None else 1)",
+        "[((torch.ones(2, 3),), {'mask': torch.ones(2, 1)}), ((torch.ones(4, 5),), {})]",
+    )
+    wrong = (
+        'observe: {calls: "net.py:calls", example: 1, value_if_missing: {mask: "float32[x_dim_0, 2] = 1"}}\n'
+    )
+    for exporter in ("torch-export", "onnx-dynamo"):
+        stage, error, _ = verdict(make_run(tmp_path, text, wrong), exporter)
+        assert stage == "observe", error
+        assert "call 1 lacks mask" in str(error)
+
+
 def test_a_right_stand_in_passes(tmp_path: Path) -> None:
     right = 'observe: {calls: "net.py:calls", value_if_missing: {mask: "float32[x_dim_0, 3] = 1"}}\n'
     for exporter in ("torch-export", "onnx-dynamo"):
@@ -205,6 +222,14 @@ def test_sizes_of_the_spec(tmp_path: Path) -> None:
     assert "resize" not in record
 
 
+def test_sizes_that_no_memory_holds(tmp_path: Path) -> None:
+    for size in (10**14, 10**24):
+        run = make_run(tmp_path, LINEAR, f"resize: {{input_dim_0: [{size}]}}\n")
+        stage, error, _ = verdict(run, "torch-export")
+        assert stage == "resize"
+        assert f"no inputs of sizes input_dim_0={size} can be made" in str(error)
+
+
 def test_sizes_that_eager_refuses_are_listed_not_judged(tmp_path: Path) -> None:
     text = source(
         "x):\nif x.shape[0] > 6:\n    raise ValueError('too long')\nreturn x + 1",
@@ -224,6 +249,21 @@ def test_a_program_that_is_right_on_the_observed_sizes_only(tmp_path: Path) -> N
     stage, error, _ = verdict(make_run(tmp_path, text), "onnx-torchscript")
     assert stage == "resize", error
     assert "which no observed call had" in str(error)
+
+
+@pytest.mark.parametrize("names", [("x", "attention_mask"), ("src", "src_mask"), ("labels", "x")])
+def test_batches_of_inputs_of_any_name_are_resized_together(tmp_path: Path, names: tuple[str, str]) -> None:
+    """Resized alone to 1, one of them would broadcast in eager, and the guard of the program be blamed."""
+    first, second = names
+    text = source(
+        f"{first}, {second}):\nreturn {first} * {second}",
+        "[((torch.ones(n, n + 3), torch.ones(n, n + 3)), {}) for n in (2, 4)]",
+    )
+    run = make_run(tmp_path, text)
+    for exporter in ("torch-export", "onnx-dynamo"):
+        stage, error, _ = verdict(run, exporter)
+        assert stage == "pass", error
+    assert "batch" in run.observe("cpu", "float32").graphs[None].shapes.symbols
 
 
 def test_names_of_inputs_do_not_collide(tmp_path: Path) -> None:
@@ -253,6 +293,53 @@ def test_a_difference_at_padded_positions_only_says_so(tmp_path: Path) -> None:
     assert "compare: {y: {where: attention_mask}}" in text
     got[0, 1] = 5.0
     assert _only_padding([("y", expected)], [("y", got)], {"attention_mask": mask}, Tolerances()) is None
+
+
+def test_a_mask_that_leaves_nothing_to_compare_is_no_pass(tmp_path: Path) -> None:
+    text = source(
+        "x, attention_mask):\nreturn x + attention_mask",
+        "[((torch.ones(n, 3), torch.MASK(n, 3)), {}) for n in (2, 4)]",
+    )
+    extra = 'observe: {calls: "net.py:calls", batch_dims: true}\ncompare: {output: {where: attention_mask}}\n'
+    stage, error, _ = verdict(make_run(tmp_path, text.replace("MASK", "zeros"), extra), "torch-export")
+    assert stage == "observe"
+    assert "nothing of output is compared: attention_mask" in str(error)
+    assert verdict(make_run(tmp_path, text.replace("MASK", "ones"), extra), "torch-export")[0] == "pass"
+
+
+# exporters that leave traces
+
+
+def test_a_model_changed_by_an_exporter_is_not_held_against_the_next_one(tmp_path: Path) -> None:
+    def weights(model: torch.nn.Module) -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.5)
+
+    def refused(model: torch.nn.Module) -> None:
+        model.half()
+        raise ValueError("refused")
+
+    vandals = {"weights": weights, "half": lambda model: model.half(), "refused": refused}
+    run = make_run(tmp_path, LINEAR)
+    for name, vandal in vandals.items():
+
+        class Vandal:
+            def export(self, request: ExportRequest, vandal: Any = vandal) -> Exported:
+                vandal(request.model)
+                return Exported(request.model)
+
+        exporter = Vandal()
+        exporter.name = name  # type: ignore[attr-defined]
+        EXPORTERS.register(name, exporter)
+        try:
+            stage, error, _ = verdict(run, name)
+        finally:
+            EXPORTERS.unregister(name)
+        assert stage == "export"
+        assert ("refused" if name == "refused" else f"{name} changed the model in place") in str(error)
+        stage, error, _ = verdict(run, "torch-export")
+        assert stage == "pass", error
 
 
 # shapes

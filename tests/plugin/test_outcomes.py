@@ -57,6 +57,31 @@ def test_a_stage_failure_has_no_traceback(any_project):
     assert 'message="stage compare: compare went wrong"' in junit
 
 
+def test_a_failure_that_a_user_test_swallows_is_no_pass_of_the_case(any_project):
+    any_project.spec("vit", kwargs={"do": {"torch-export": "compare"}})
+    any_project.pytester.makepyfile(
+        """
+        import pytest
+        from pytest_exportcheck import assert_export
+
+        @pytest.mark.exportcheck("specs/vit.yaml")
+        def test_it(export_case):
+            with pytest.raises(Exception, match="compare went wrong"):
+                assert_export(export_case)
+        """
+    )
+    result = any_project.run("--exportcheck-report=report.json", ".", flag=False)
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("vit *pass*")
+
+
+def test_failures_are_shown_without_the_terminal_plugin(project):
+    project.spec("vit", kwargs={"do": {"torch-export": "compare"}})
+    result = project.run("-p", "no:terminal", "--exportcheck-report=report.json")
+    assert result.ret == 1
+    assert [record["verdict"] for record in project.report()] == ["pass", "fail compare"]
+
+
 def test_very_verbose_adds_the_traceback(project):
     project.spec("vit", kwargs={"do": {"torch-export": "compare"}})
     result = project.run("-vv")

@@ -13,6 +13,10 @@ MISTAKES = [
     ("extra", "requires: torch", ["4:11: expected a list of texts, got 'torch'"]),
     ("extra", "marks: [a-b]",
      ["4:9: 'a-b' is not a name (letters, digits and _, not starting with a digit)"]),
+    *[("extra", f"marks: [slow, {name}]",
+       [f"4:15: {name!r} is a mark with a meaning of its own: marks are names to select with -m "
+        "(a known failure belongs into 'expect')"])
+      for name in ("skip", "skipif", "xfail", "parametrize", "usefixtures", "filterwarnings", "exportcheck")],
     ("extra", "marks: [slow, slow]", ["4:15: 'slow' is in the list twice"]),
     ("extra", "marks:", ["4:7: expected a list of texts, got nothing"]),
     ("extra", "matrix: {devices: [cpu, gpu]}", ["4:25: unknown value 'gpu' (did you mean 'cpu'?)"]),

@@ -1,0 +1,476 @@
+"""What an `InputObserver` hands out: arguments and shapes in the forms that `torch.export.export` takes.
+
+`infer` decides what one graph must accept; here is who is asked for what, by position or by name, what stands
+in for an argument that a call lacks, and how the axes are labelled.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from ..dims import DimExpr
+from ..errors import ObserveError
+from ..pytrees import clone_tree, flatten_with_paths, is_constant
+from ..pytrees.paths import same_constant
+from .dynamic import dynamic_shapes_for, symbol_label
+from .infer import ConstantLeaf, ConstantsDiffer, GraphShapes, TensorLeaf, infer_shapes
+from .records import InputObserverInfo, ObserverWarning, RecordedCall
+from .resize import choose_example
+from .signature import CallSignature
+from .structure import InferenceError, check_structure
+
+__all__ = ["InferenceError", "Interface", "infer_interface"]
+
+_PACKAGE = __name__.split(".", 1)[0] + "."
+
+#: Symbol -> label that transformers' own exporters use.
+_LABELS = {
+    "batch": "batch_size",
+    "seq": "sequence_length",
+    "past": "past_sequence_length",
+    "length": "total_sequence_length",
+    "past + seq": "total_sequence_length",
+    "source": "encoder_sequence_length",
+}
+
+
+def warn(message: str) -> None:
+    """An `ObserverWarning` at the line outside this package that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, ObserverWarning, stacklevel=level)
+
+
+@dataclass
+class Interface:
+    """What the calls of an observer need one graph to take.
+
+    Attributes
+    ----------
+    template:
+        By name, in order: the fullest value of each argument. Constants that equal their default are left
+        out.
+    positional:
+        Whether every argument was always passed by position.
+    stand_ins:
+        Value of an argument where a call lacks it, by name.
+    """
+
+    signature: CallSignature
+    shapes: GraphShapes
+    template: dict[str, Any]
+    positional: bool
+    stand_ins: Mapping[str, Any]
+    calls: list[RecordedCall]
+
+    def tensor_paths(self) -> list[str]:
+        """Paths of the tensors, in the order of `template`."""
+        return [
+            path
+            for name, value in self.template.items()
+            for path, _ in flatten_with_paths(value, name)
+            if isinstance(self.shapes.leaves.get(path), TensorLeaf)
+        ]
+
+    # shapes
+
+    def dynamic_shapes(self, dim_names: bool | Mapping[Any, Any] | None) -> Any:
+        """Nested dynamic shapes; see `InputObserver.infer_dynamic_shapes`."""
+        by_name = {
+            name: self._labelled(name, value, dim_names)
+            if dim_names
+            else dynamic_shapes_for(value, self.shapes, name)
+            for name, value in self.template.items()
+        }
+        variadic = self._variadic()
+        extra = [name for name in by_name if name not in self.signature.names and name not in variadic]
+        if self.positional and not variadic:
+            return tuple(by_name.values())
+        # The names of ``*args`` and ``**kwargs`` hold what they caught, as torch.export sees a call.
+        nested: dict[str, Any] = {}
+        for name, shape in by_name.items():
+            if name in variadic:
+                nested.setdefault(str(self.signature.var_positional), [])
+            elif name in extra:
+                nested.setdefault(str(self.signature.var_keyword), {})[name] = shape
+            else:
+                nested[name] = shape
+        if variadic:
+            nested[str(self.signature.var_positional)] = tuple(by_name[name] for name in variadic)
+        order = {name: position for position, name in enumerate(self.signature.source.parameters)}
+        return {name: nested[name] for name in sorted(nested, key=lambda name: order.get(name, len(order)))}
+
+    def _labelled(self, name: str, value: Any, dim_names: bool | Mapping[Any, Any]) -> Any:
+        if dim_names is True:
+            return dynamic_shapes_for(value, self.shapes, name, _labels(self.shapes).__getitem__)
+        assert isinstance(dim_names, Mapping)
+        places = self.signature.positions(len(self.template) + len(self.signature.names))
+        given = dim_names.get(name)
+        if given is None and name in places:
+            given = dim_names.get(places.index(name))
+        # `dynamic_shapes_for` tells a label the expression only: here each axis has one of its own.
+        own: dict[DimExpr, Any] = {}
+        leaves: dict[str, TensorLeaf | ConstantLeaf] = {}
+        for path, leaf in self.shapes.leaves.items():
+            leaves[path] = leaf
+            if isinstance(leaf, TensorLeaf):
+                dims = list(leaf.dims)
+                for axis in leaf.dynamic:
+                    dims[axis] = dim = DimExpr.symbol(f"{path}_dim_{axis}")
+                    own[dim] = (given or {}).get(axis, symbol_label(dim))
+                leaves[path] = TensorLeaf(path, leaf.dtype, tuple(dims))
+        return dynamic_shapes_for(value, replace(self.shapes, leaves=leaves), name, own.__getitem__)
+
+    # arguments
+
+    def first_complete(self) -> RecordedCall | None:
+        """The first call that has, with the stand-ins, every tensor of the interface."""
+        return next((call for call in self.calls if not self._missing(call)), None)
+
+    def fullest(self) -> RecordedCall:
+        """The call that lacks least."""
+        return min(self.calls, key=lambda call: len(self._missing(call)))
+
+    def _missing(self, call: RecordedCall) -> list[str]:
+        return [p for p in self._lacking(call) if _root(p) not in self.stand_ins]
+
+    def _lacking(self, call: RecordedCall) -> list[str]:
+        have = call.leaves()
+        return [path for path in self.tensor_paths() if not isinstance(have.get(path), torch.Tensor)]
+
+    def export_safe(self, accepts: Callable[[tuple[Any, ...], dict[str, Any]], bool]) -> dict[str, Any]:
+        """Arguments without sizes that torch.export takes for constants, if `accepts` likes them; copies."""
+
+        def accepted(arguments: dict[str, Any]) -> bool:
+            return accepts(*self.signature.call(arguments))
+
+        try:
+            example = choose_example(self.calls, self.shapes, accepted)
+        except ObserveError as error:
+            raise InferenceError(error.message, details=error.details) from error
+        arguments = {name: example.arguments.get(name, self.template[name]) for name in self.template}
+        risky = self.risky_sizes(arguments)
+        if risky:
+            warn(f"size 0 or 1 on a dynamic axis ({', '.join(risky[:4])}): {example.note}")
+        return arguments
+
+    def complete(self, given: Mapping[str, Any], call: RecordedCall | None = None) -> dict[str, Any]:
+        """`given` by name, with what it lacks; copies.
+
+        A missing tensor is zeros of the shape it has in the call that has it, with length 0 on its last
+        dynamic axis; the sizes of a cache are those of `call`.
+        """
+        sizes = {} if call is None else self.shapes.sizes.get(call.index, {})
+        made: list[str] = []
+        completed = {}
+        for name, best in self.template.items():
+            value = given.get(name)
+            if value is None and name in self.stand_ins:
+                value = self.stand_ins[name]
+            completed[name] = self._filled(name, best, value, sizes, made)
+        unsafe = [
+            path for path in made if "cross_attention_cache" in path or not _is_cache(given.get(_root(path)))
+        ]
+        if unsafe:
+            warn(
+                f"{_shown(unsafe)} {'is' if len(unsafe) == 1 else 'are'} not among the inputs: made of "
+                "zeros, with length 0 on the last dynamic axis; the model never saw this. Export with a "
+                "call that has it, or give value_if_missing"
+            )
+        copied: dict[str, Any] = clone_tree(completed)
+        return copied
+
+    def _filled(self, name: str, best: Any, value: Any, sizes: Mapping[str, int], made: list[str]) -> Any:
+        pairs = flatten_with_paths(best, name)
+        have = {} if value is None else dict(flatten_with_paths(value, name))
+        lacks = [
+            path
+            for path, leaf in pairs
+            if isinstance(self.shapes.leaves.get(path), TensorLeaf)
+            and not isinstance(have.get(path), torch.Tensor)
+        ]
+        if not lacks:
+            return best if value is None else value
+        made.extend(lacks)
+        leaves = [
+            have[path]
+            if have.get(path) is not None
+            else self._empty(path, leaf, _is_cache(best), sizes)
+            if path in lacks
+            else leaf
+            for path, leaf in pairs
+        ]
+        _, spec = _pytree.tree_flatten(best)
+        return _pytree.tree_unflatten(leaves, spec)
+
+    def _empty(self, path: str, best: torch.Tensor, is_cache: bool, sizes: Mapping[str, int]) -> torch.Tensor:
+        shape = list(best.shape)
+        leaf = self.shapes.leaves[path]
+        assert isinstance(leaf, TensorLeaf)
+        if leaf.dynamic:
+            shape[max(leaf.dynamic)] = 0
+        if is_cache:
+            for axis, dim in leaf.dynamic.items():
+                if all(name in sizes for name in dim.names):
+                    shape[axis] = dim.evaluate(sizes)
+        return torch.zeros(shape, dtype=best.dtype, device=best.device)
+
+    def by_name(self, given: Any) -> dict[str, Any]:
+        """A user's inputs by name: a dict as it is, a tuple by position.
+
+        Raises
+        ------
+        ValueError
+            It is neither, or the signature has no such argument.
+        """
+        if isinstance(given, Mapping):
+            if self.signature.var_keyword is None:
+                unknown = [name for name in given if name not in self.signature.names]
+                if unknown:
+                    raise ValueError(f"the signature has no argument {', '.join(map(repr, unknown))}")
+            return dict(given)
+        if isinstance(given, tuple):
+            names = self.signature.positions(len(given))
+            if len(names) < len(given):
+                raise ValueError(f"{len(given)} inputs for {len(names)} arguments")
+            return dict(zip(names, given, strict=False))
+        raise ValueError(f"Unexpected type {type(given)}: an index, a tuple or a dict of inputs is expected")
+
+    def arrange(self, arguments: dict[str, Any], as_args_kwargs: bool, flat: bool) -> Any:
+        """Arguments in the form of the calls; see `InputObserver.infer_arguments`."""
+        if flat:
+            leaves = {p: leaf for n, value in arguments.items() for p, leaf in flatten_with_paths(value, n)}
+            return [leaves.get(path) for path in self.tensor_paths()]
+        if self.positional:
+            values = tuple(arguments.values())
+            return (values, {}) if as_args_kwargs else values
+        args, kwargs = self.signature.call(arguments)
+        if as_args_kwargs:
+            # What every call passed by position stays there.
+            count = min((call.positional or 0 for call in self.calls), default=0)
+            for name in self.signature.positions(count)[len(args) :]:
+                if name not in kwargs:
+                    break
+                args = (*args, kwargs.pop(name))
+            return args, kwargs
+        if args:
+            kind = "'*args'" if self._variadic() else "positional-only parameters"
+            raise RuntimeError(
+                "arguments passed by position and by name cannot be one tuple or one dict, because of the "
+                f"{kind} in the signature: set as_args_kwargs=True"
+            )
+        return kwargs
+
+    def _variadic(self) -> list[str]:
+        names = self.signature.positions(len(self.template) + len(self.signature.before_variadic))
+        return [name for name in self.template if name in names and name not in self.signature.names]
+
+    # what a person should know
+
+    def risky_sizes(self, arguments: Mapping[str, Any]) -> list[str]:
+        """Dynamic axes of size 0 or 1, as text."""
+        found = []
+        for name, value in arguments.items():
+            for path, leaf in flatten_with_paths(value, name):
+                known = self.shapes.leaves.get(path)
+                if isinstance(known, TensorLeaf) and isinstance(leaf, torch.Tensor):
+                    found += [f"{path} axis {a}" for a in known.dynamic if leaf.shape[a] in (0, 1)]
+        return found
+
+    def notes(self) -> list[str]:
+        """Why the shapes may not be what a person expects."""
+        tensors = self.shapes.tensors()
+        found = []
+        if tensors and not any(leaf.dynamic for leaf in tensors):
+            count = len(self.shapes.sizes)
+            why = "only one call was observed" if count == 1 else f"no size differs between {count} calls"
+            found.append(
+                f"{why}: every axis is static; observe calls of other sizes, or force batch dimensions"
+            )
+        else:
+            static = [
+                f"{leaf.path} axis 0"
+                for leaf in tensors
+                if leaf.dynamic and 0 not in leaf.dynamic and leaf.dims and leaf.dims[0] == 1
+                and "." not in leaf.path
+            ]  # fmt: skip
+            if static:
+                found.append(
+                    f"{_shown(static)} had size 1 in every call and will be static: observe another size, "
+                    "or give set_batch_dimension_for"
+                )
+        for leaf in self.shapes.leaves.values():
+            if isinstance(leaf, ConstantLeaf) and not is_constant(leaf.value):
+                kind = type(leaf.value)
+                found.append(
+                    f"argument {leaf.path} is a {kind.__module__}.{kind.__qualname__}: torch.export takes no "
+                    "such input; register it with register_class_flattening, or bake it into the model"
+                )
+        return found
+
+
+def _shown(items: Sequence[str], most: int = 4) -> str:
+    text = ", ".join(items[:most])
+    return text if len(items) <= most else f"{text} and {len(items) - most} more"
+
+
+def _root(path: str) -> str:
+    return path.split(".", 1)[0]
+
+
+def _is_cache(value: Any) -> bool:
+    return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
+
+
+def _labels(shapes: GraphShapes) -> dict[DimExpr, str]:
+    """A label for every expression, no label for two of them."""
+    labels: dict[DimExpr, str] = {}
+    for leaf in shapes.tensors():
+        for dim in leaf.dynamic.values():
+            if dim not in labels:
+                label = _LABELS.get(str(dim), symbol_label(dim))
+                labels[dim] = label if label not in labels.values() else symbol_label(dim)
+    return labels
+
+
+def infer_interface(
+    info: InputObserverInfo,
+    batch: bool | Collection[int | str],
+    value_if_missing: Mapping[str | int, Any],
+    removed: Collection[str],
+) -> Interface:
+    """What the recorded calls, and the shapes beyond the limit, need one graph to take.
+
+    Raises
+    ------
+    InferenceError
+        One graph cannot serve the recorded calls.
+    """
+    signature = info.signature
+    assert signature is not None
+    stand_ins = {_named(signature, key): value for key, value in value_if_missing.items()}
+    kept = [_without(call, {*removed, *_unset_flags(call, info)}) for call in info.calls]
+    extra = [
+        replace(_without(call, {*removed, *_unset_flags(call, info)}), index=len(kept) + number)
+        for number, call in enumerate(info.shape_calls)
+    ]
+    batch_names = batch if isinstance(batch, bool) else {_named(signature, item) for item in batch}
+    interface = _infer(kept, kept or extra, info, batch_names, stand_ins)
+    by_keyword = {key for key in value_if_missing if isinstance(key, str)}
+    if kept and extra:
+        try:
+            interface = _infer(kept, [*kept, *extra], info, batch_names, stand_ins)
+        except InferenceError as error:
+            warn(f"a call beyond the limit does not fit the recorded ones and was left out: {error.message}")
+    if any(call.arguments.get(name) is None for name in by_keyword for call in kept):
+        interface.positional = False
+    info.aligned = interface.tensor_paths()
+    return interface
+
+
+def _named(signature: CallSignature, key: int | str) -> str:
+    if isinstance(key, str):
+        return key
+    names = signature.positions(key + 1)
+    if key >= len(names):
+        raise ValueError(f"the signature has no position {key}")
+    return names[key]
+
+
+def _unset_flags(call: RecordedCall, info: InputObserverInfo) -> list[str]:
+    """Flags of the config that a call passes as ``None``, by name: the model reads the config then."""
+    by_name = list(call.arguments.items())[call.positional or 0 :]
+    return [name for name, value in by_name if value is None and name in info.config_flags]
+
+
+def _without(call: RecordedCall, removed: Collection[str]) -> RecordedCall:
+    if not any(name in call.arguments for name in removed):
+        return call
+    names = list(call.arguments)
+    lost = sum(name in removed for name in names[: call.positional or 0])
+    return RecordedCall(
+        call.index,
+        {name: value for name, value in call.arguments.items() if name not in removed},
+        call.outputs,
+        call.duration,
+        None if call.positional is None else call.positional - lost,
+    )
+
+
+def _infer(
+    kept: list[RecordedCall],
+    calls: list[RecordedCall],
+    info: InputObserverInfo,
+    batch: bool | Collection[str],
+    stand_ins: Mapping[str, Any],
+) -> Interface:
+    signature = info.signature
+    assert signature is not None
+    defaults = dict(signature.defaults)
+    for name, value in info.config_flags.items():
+        if defaults.get(name) is None:
+            defaults[name] = value
+    positional = not any(call.by_name for call in calls)
+    names = dict.fromkeys(name for call in calls for name in call.arguments)
+
+    def where(name: str) -> str:
+        places = signature.positions(len(names) + len(signature.before_variadic))
+        return f"Positional argument {places.index(name)}" if positional else f"Named argument {name!r}"
+
+    for name in names:
+        found = {call.index: call.arguments.get(name) for call in calls}
+        given = {i: stand_ins.get(name) if value is None else value for i, value in found.items()}
+        check_structure(where, name, given)
+    try:
+        shapes = infer_shapes(
+            calls,
+            signature_order=signature.names,
+            defaults=defaults,
+            batch_dims=batch,
+            value_if_missing=lambda name, _: stand_ins.get(name),
+        )
+    except ConstantsDiffer as error:
+        raise InferenceError(
+            f"Two calls were made with different constant values: {error.message}",
+            details=["observe them apart, one observer for each value, or leave it out with remove_inputs"],
+        ) from error
+    except ObserveError as error:
+        raise InferenceError(error.message, details=error.details) from error
+    template = _template(shapes, signature, defaults, calls, positional)
+    return Interface(signature, shapes, template, positional, stand_ins, kept)
+
+
+def _template(
+    shapes: GraphShapes,
+    signature: CallSignature,
+    defaults: Mapping[str, Any],
+    calls: Sequence[RecordedCall],
+    positional: bool,
+) -> dict[str, Any]:
+    """The fullest value of each argument, in signature order, without constants that equal their default."""
+
+    def says_nothing(name: str, value: Any) -> bool:
+        if value is None:
+            given = signature.defaults.get(name)
+            return given is None and (name in signature.defaults or name not in signature.names)
+        return name in defaults and is_constant(value) and same_constant(value, defaults[name])
+
+    passed = dict.fromkeys(name for call in calls for name in call.arguments)
+    names = [name for name in signature.names if name in passed or name in shapes.template]
+    names += [name for name in [*shapes.template, *passed] if name not in names]
+    template = {name: shapes.template.get(name) for name in dict.fromkeys(names)}
+    silent = {name for name, value in template.items() if says_nothing(name, value)}
+    if positional:
+        # A position before one that is needed stays.
+        while template and next(reversed(template)) in silent:
+            template.popitem()
+        silent = set()
+    return {name: value for name, value in template.items() if name not in silent}

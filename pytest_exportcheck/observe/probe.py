@@ -1,0 +1,246 @@
+"""Does a call show anything new? A few microseconds per call, for the calls beyond the limit.
+
+A `Pattern` knows arguments, their sizes (``None`` for an axis that varies already) and their constants. What
+it covers adds nothing to an inference. It looks at one layer of each class of a cache: layers of a class grow
+together. Plain loops: a generator costs more than all of the comparisons it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["Pattern"]
+
+#: Values of one constant that are told apart; more of them are no news.
+_MOST_CONSTANTS = 8
+
+_CONSTANTS = (bool, int, float, str, type(None))
+
+
+class _Anything:
+    """Covers every value: what varies in kind is reported once and need not be looked at again."""
+
+    def covers(self, value: Any) -> bool:
+        return True
+
+    def absorb(self, value: Any) -> _Known:
+        return self
+
+
+class _Constants:
+    def __init__(self, value: Any) -> None:
+        self.values = [value]
+
+    def covers(self, value: Any) -> bool:
+        kind = type(value)
+        for known in self.values:  # noqa: SIM110
+            if known is value or (type(known) is kind and known == value):
+                return True
+        return False
+
+    def absorb(self, value: Any) -> _Known:
+        if not isinstance(value, _CONSTANTS) and value is not None:
+            # ``None`` in one call and a tensor in another: an argument that may be missing.
+            return known_value(value) if self.values == [None] else _Anything()
+        self.values.append(value)
+        return self if len(self.values) <= _MOST_CONSTANTS else _Anything()
+
+
+class _Tensor:
+    def __init__(self, value: torch.Tensor) -> None:
+        self.kind = type(value)
+        self.dtype = value.dtype
+        self.sizes: list[int | None] = list(value.shape)
+
+    def covers(self, value: Any) -> bool:
+        if value is None:
+            return True
+        if type(value) is not self.kind or value.dtype is not self.dtype:
+            return False
+        shape = value.shape
+        if len(shape) != len(self.sizes):
+            return False
+        for size, known in zip(shape, self.sizes):  # noqa: B905, SIM110  # equal lengths
+            if known is not None and known != size:
+                return False
+        return True
+
+    def absorb(self, value: Any) -> _Known:
+        if value is None:
+            return self
+        if type(value) is not self.kind or value.dtype is not self.dtype or value.dim() != len(self.sizes):
+            return _Anything()
+        self.sizes = [
+            known if known == size else None for size, known in zip(value.shape, self.sizes, strict=True)
+        ]
+        return self
+
+
+class _Items:
+    """A list, tuple, dict or model output."""
+
+    def __init__(self, value: Any) -> None:
+        self.kind = type(value)
+        self.children = {key: known_value(item) for key, item in _children(value)}
+
+    def covers(self, value: Any) -> bool:
+        if value is None:
+            return True
+        if type(value) is not self.kind or len(value) not in (0, len(self.children)):
+            return False
+        for key, item in _children(value):
+            known = self.children.get(key)
+            if known is None or not known.covers(item):
+                return False
+        return True
+
+    def absorb(self, value: Any) -> _Known:
+        if value is None or (type(value) is self.kind and len(value) == 0):
+            return self
+        if type(value) is not self.kind:
+            return _Anything()
+        if not self.children:
+            return _Items(value)
+        if len(value) != len(self.children):
+            return _Anything()
+        for key, item in _children(value):
+            known = self.children.get(key)
+            self.children[key] = known_value(item) if known is None else known.absorb(item)
+        return self
+
+
+class _Cache:
+    def __init__(self, value: Any) -> None:
+        self.kind = type(value)
+        self.count = -1
+        self.layers: dict[int, _Known] = {}
+        self.absorb(value)
+
+    def covers(self, value: Any) -> bool:
+        if value is None:
+            return True
+        if type(value) is not self.kind:
+            return False
+        layers = value.layers
+        if not layers:
+            return True
+        if len(layers) != self.count:
+            return False
+        for index, known in self.layers.items():  # noqa: SIM110
+            if not known.covers(getattr(layers[index], "keys", None)):
+                return False
+        return True
+
+    def absorb(self, value: Any) -> _Known:
+        if value is None:
+            return self
+        if type(value) is not self.kind:
+            return _Anything()
+        layers = value.layers
+        if not layers:
+            return self
+        if len(layers) != self.count:
+            self.count = len(layers)
+            classes: dict[type, int] = {}
+            for index, layer in enumerate(layers):
+                classes.setdefault(type(layer), index)
+            self.layers = {index: _Constants(None) for index in classes.values()}
+        self.layers = {i: k.absorb(getattr(layers[i], "keys", None)) for i, k in self.layers.items()}
+        return self
+
+
+class _Caches:
+    """An encoder-decoder cache: two caches."""
+
+    names = ("self_attention_cache", "cross_attention_cache")
+
+    def __init__(self, value: Any) -> None:
+        self.children: list[_Known] = [known_value(getattr(value, name)) for name in self.names]
+
+    def covers(self, value: Any) -> bool:
+        if value is None:
+            return True
+        if not hasattr(value, self.names[0]):
+            return False
+        return self.children[0].covers(value.self_attention_cache) and self.children[1].covers(
+            value.cross_attention_cache
+        )
+
+    def absorb(self, value: Any) -> _Known:
+        if value is None:
+            return self
+        if not hasattr(value, self.names[0]):
+            return _Anything()
+        self.children = [
+            child.absorb(getattr(value, name)) for name, child in zip(self.names, self.children, strict=True)
+        ]
+        return self
+
+
+class _Object:
+    def __init__(self, value: Any) -> None:
+        self.kind = type(value)
+
+    def covers(self, value: Any) -> bool:
+        return type(value) is self.kind or value is None
+
+    def absorb(self, value: Any) -> _Known:
+        return self if self.covers(value) else _Anything()
+
+
+_Known = _Anything | _Constants | _Tensor | _Items | _Cache | _Caches | _Object
+
+
+def _children(value: Any) -> Any:
+    return value.items() if isinstance(value, dict) else enumerate(value)
+
+
+def known_value(value: Any) -> _Known:
+    """What a pattern knows of one value."""
+    if isinstance(value, torch.Tensor):
+        return _Tensor(value)
+    if isinstance(value, _CONSTANTS):
+        return _Constants(value)
+    if isinstance(value, (dict, list, tuple)):
+        return _Items(value)
+    if hasattr(value, "self_attention_cache"):
+        return _Caches(value)
+    return _Cache(value) if hasattr(value, "layers") else _Object(value)
+
+
+class Pattern:
+    """What calls have shown so far.
+
+    Parameters
+    ----------
+    names:
+        Names of the positions; a call with more of them is news.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._known: dict[str, _Known] = {}
+
+    def covers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call shows nothing new."""
+        known = self._known
+        if len(args) > len(self._names):
+            return False
+        for name, value in zip(self._names, args):  # noqa: B905  # fewer arguments than names is usual
+            found = known.get(name)
+            if found is None or not found.covers(value):
+                return False
+        for name, value in kwargs.items():
+            found = known.get(name)
+            if found is None or not found.covers(value):
+                return False
+        return True
+
+    def absorb(self, arguments: Mapping[str, Any]) -> None:
+        """Learn from a call, given by name."""
+        for name, value in arguments.items():
+            found = self._known.get(name)
+            self._known[name] = known_value(value) if found is None else found.absorb(value)

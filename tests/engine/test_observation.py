@@ -1,0 +1,98 @@
+"""From a spec to graphs: which calls belong where, and what stands in for missing arguments."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from pytest_exportcheck.errors import ObserveError
+from pytest_exportcheck.observe import ObserverWarning
+from pytest_exportcheck.pipeline import SpecRun
+from pytest_exportcheck.spec import load_spec
+
+MODELS = """
+import torch
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x, mask=None):
+        return x * 2 if mask is None else x * 2 + mask
+
+
+class Loop(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+
+    def generate(self, x, steps):
+        for _ in range(steps):
+            x = self(x)
+        return x
+"""
+
+
+def observed(tmp_path, observe, model="Masked"):
+    (tmp_path / "models.py").write_text(MODELS)
+    path = tmp_path / "one.yaml"
+    path.write_text(f'exportcheck: 1\nmodel: {{factory: "models.py:{model}"}}\nobserve:\n{observe}')
+    return SpecRun(load_spec(path, tmp_path)).observe("cpu", "float32")
+
+
+GENERATES = '  calls: [{generate: {x: "float32[2, 3]", steps: 4}}]\n'
+
+
+def test_a_call_in_no_graph_is_an_error(tmp_path):
+    with pytest.raises(
+        ObserveError, match=r"4 calls were recorded \(0 to 3\), and no graph .* has calls 2, 3"
+    ):
+        observed(tmp_path, GENERATES + "  graphs: {first: [0, 1]}\n", "Loop")
+
+
+def test_ignored_calls_are_left_out(tmp_path):
+    seen = observed(tmp_path, GENERATES + "  graphs: {first: [0, 1]}\n  ignore_calls: [2, 3]\n", "Loop")
+    assert [call.index for call in seen.graphs["first"].calls] == [0, 1]
+    seen = observed(tmp_path, GENERATES + "  ignore_calls: [1]\n", "Loop")
+    assert [call.index for call in seen.graphs[None].calls] == [0, 2, 3]
+    with pytest.raises(ObserveError, match=r"ignore_calls names call 9, but 4 calls were recorded"):
+        observed(tmp_path, GENERATES + "  ignore_calls: [9]\n", "Loop")
+
+
+def test_calls_beyond_the_limit_are_said(tmp_path):
+    with pytest.warns(ObserverWarning, match=r"one.yaml: 4 calls were made and the first 2 are checked"):
+        observed(tmp_path, GENERATES + "  store_n_calls: 2\n", "Loop")
+
+
+def test_a_single_call_is_said(tmp_path):
+    with pytest.warns(ObserverWarning, match="only one call was observed"):
+        observed(tmp_path, '  calls: [{forward: {x: "float32[2, 3]"}}]\n')
+
+
+TWO = (
+    "  dims: [batch]\n"
+    "  calls:\n"
+    '    - {forward: {x: "float32[batch, 3]", mask: "float32[batch, 3] = 0"}, dims: {batch: 2}}\n'
+    '    - {forward: {x: "float32[batch, 3]"}, dims: {batch: 4}}\n'
+)
+
+
+def test_a_stand_in_has_the_sizes_of_its_call(tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seen = observed(tmp_path, TWO + '  value_if_missing: {mask: "float32[batch, 3] = 0"}\n')
+    graph = seen.graphs[None]
+    assert str(graph.shapes.leaves["mask"]) == "float32[batch, 3]"
+    assert graph.shapes.complete(graph.calls[1])["mask"].shape == (4, 3)
+
+
+def test_an_unknown_dim_of_a_stand_in_is_named(tmp_path):
+    with pytest.raises(
+        ObserveError, match=r"one.yaml:8: unknown dim 'bacth' .*did you mean 'batch'.* batch=4"
+    ):
+        observed(tmp_path, TWO + '  value_if_missing: {mask: "float32[bacth, 3] = 0"}\n')
+
+
+def test_a_stand_in_for_no_argument_is_an_error(tmp_path):
+    with pytest.raises(
+        ObserveError, match=r"one.yaml:8: the model has no argument 'masc' \(did you mean 'mask'\?\)"
+    ):
+        observed(tmp_path, TWO + '  value_if_missing: {masc: "float32[batch, 3] = 0"}\n')

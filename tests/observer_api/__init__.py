@@ -1,0 +1,1 @@
+"""The public observer: `InputObserver` and what is imported beside it."""
