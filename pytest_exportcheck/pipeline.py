@@ -219,8 +219,8 @@ def check_shapes(observation: CheckedObservation, golden: str | None, path: str)
     proposed = observation.golden_text(path)
     if golden is None:
         raise ShapesError(
-            f"no accepted dynamic shapes: {path} does not exist, proposed content:",
-            details=proposed.splitlines(),
+            f"no accepted dynamic shapes: {path} does not exist",
+            details=["proposed content:", *proposed.splitlines()],
         )
     try:
         parse_golden(golden, path)

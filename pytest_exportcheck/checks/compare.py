@@ -302,8 +302,10 @@ def _compare_floats(
         share = f"{int(special.sum())} of {special.numel()}"
         reason = f"{_scalar(got[at])} instead of {_scalar(expected[at])} in {share}"
     else:
-        # A little more than the difference: rounding must not make the suggested tolerance fail.
+        # A little more than the difference: rounding must not make the suggested tolerance fail, neither its
+        # own nor that of a small difference of large numbers.
         needed = float((error - tolerance.rtol * size).max()) * (1 + 1e-9)
+        needed += 4 * torch.finfo(torch.float64).eps * float(error.max())
     return LeafComparison(
         path,
         False,

@@ -53,7 +53,16 @@ def _plain(text: str) -> str:
         and text[-1] != " "
     ):
         return text
-    return json.dumps(text)
+    return _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    """A double-quoted scalar; not JSON's: YAML joins no surrogate pairs, and takes no DEL as it is."""
+    escaped = (
+        json.dumps(c)[1:-1] if c < "\x7f" else f"\\u{ord(c):04x}" if ord(c) < 0x10000 else f"\\U{ord(c):08x}"
+        for c in text
+    )
+    return f'"{"".join(escaped)}"'
 
 
 def _is_yaml_word(text: str) -> bool:
@@ -63,7 +72,7 @@ def _is_yaml_word(text: str) -> bool:
 def _key(text: str) -> str:
     """A key of a YAML mapping that reads back as the same string."""
     plain = re.fullmatch(r"[A-Za-z_]([\w. -]*[\w.-])?", text) and not _is_yaml_word(text)
-    return text if plain else json.dumps(text)
+    return text if plain else _quoted(text)
 
 
 def _split(path: str) -> list[str]:
@@ -79,9 +88,11 @@ def _tree(inputs: Mapping[str, str]) -> dict[str, Any]:
     """Nested mappings of the paths; equal layers folded into ``layers 0-1``."""
     folded: dict[str, dict[int, dict[str, str]]] = {}
     order: list[tuple[str, str | None]] = []
-    for path in inputs:
-        match = _LAYERS.match(path)
-        if match is None:
+    matches = {path: _LAYERS.match(path) for path in inputs}
+    # A field that is called `key` of itself would read back as `keys`: such layers are written in full.
+    plain = {match["root"] for match in matches.values() if match and match["field"] in _FIELDS_BACK}
+    for path, match in matches.items():
+        if match is None or match["root"] in plain:
             order.append((path, None))
             continue
         root = match["root"]
@@ -156,7 +167,7 @@ def render_golden(graphs: Mapping[str | None, GoldenGraph], path: str, spec: str
         if name is not None:
             if name == next(iter(graphs)):
                 lines.append("graphs:")
-            lines.append(f"  {name}:")
+            lines.append(f"  {_key(name)}:")
             indent = 2
         lines.append("  " * indent + "inputs:")
         lines.extend(_lines(_tree(graph.inputs), indent + 1))

@@ -362,19 +362,24 @@ def _infer(
                 paths[path] = None
 
     tensors: dict[str, dict[int, torch.Tensor]] = {}
-    constants: dict[str, Any] = {}
     for path in paths:
         found = {call.index: values[call.index].get(path) for call in calls}
         seen = {index: value for index, value in found.items() if isinstance(value, torch.Tensor)}
         if seen:
             _check_tensors(path, found, seen)
             tensors[path] = seen
+    constants: dict[str, Any] = {}
+    for path in paths:
+        if path in tensors:
             continue
         passed: dict[int, Any] = {}
         for call in calls:
+            have = values[call.index]
+            if path not in have and _lacks_container(path, have, tensors):
+                continue
             # A call that says None means None; one that says nothing means the default.
-            left_out = found[call.index] is None and path not in call.arguments
-            passed[call.index] = defaults.get(path) if left_out else found[call.index]
+            left_out = have.get(path) is None and path not in call.arguments
+            passed[call.index] = defaults.get(path) if left_out else have.get(path)
         constants[path] = _check_constant(path, passed)
 
     axes = _axes(calls, tensors, batch_dims, declared)
@@ -403,6 +408,19 @@ def _infer(
     if len(calls) == 1:
         shapes.warnings.append("only one call was observed: an axis can be dynamic only through batch_dims")
     return shapes
+
+
+def _lacks_container(path: str, have: Collection[str], tensors: Collection[str]) -> bool:
+    """Whether a call that has the leaves `have` lacks the container around `path`, tensors included.
+
+    Then its constants are missing and no other ones: the tensors decide what becomes of such a call.
+    """
+    parent = path
+    while "." in parent:
+        parent = parent.rpartition(".")[0]
+        if parent in have:
+            return any(other.startswith(parent + ".") for other in tensors)
+    return False
 
 
 def _check_tensors(path: str, found: Mapping[int, Any], seen: Mapping[int, torch.Tensor]) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from torch.utils import _pytree
 
-from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
+from ..pytrees import clone_tree, register_flattening_functions
 from .candidate import InputCandidate
 from .interface import InferenceError, Interface, infer_interface, warn
 from .probe import Pattern
@@ -208,8 +209,7 @@ class InputObserver:
         assert self.info.signature is not None
         try:
             arguments = self.info.signature.bind(args, kwargs)
-            leaves = [leaf for _, leaf in flatten_with_paths(arguments)]
-            if _is_tracing(leaves):
+            if _is_tracing(_pytree.tree_leaves(arguments)):
                 return None, None
             return clone_tree(arguments), None
         except Exception as error:  # the user's call must not fail because of the recording
@@ -277,7 +277,7 @@ class InputObserver:
                 if self._pattern.covers(args, kwargs):
                     return False
             arguments = info.signature.bind(args, kwargs)
-            if _is_tracing([leaf for _, leaf in flatten_with_paths(arguments)]):
+            if _is_tracing(_pytree.tree_leaves(arguments)):
                 return False
             # A name that `bind` renames is known under both from now on.
             known = self._pattern.covers((), arguments)

@@ -243,7 +243,12 @@ def other_sizes(
         )
     unique = {tuple(sorted(sizes.items())): sizes for sizes in found}
     shown = {tuple(sorted(sizes.items())) for sizes in seen}
-    return [sizes for key, sizes in unique.items() if key not in shown]
+    return [sizes for key, sizes in unique.items() if key not in shown and _possible(shapes, sizes)]
+
+
+def _possible(shapes: GraphShapes, sizes: Mapping[str, int]) -> bool:
+    """Whether no axis gets a negative size: there is no `past - 1` for an empty past."""
+    return all(size >= 0 for leaf in shapes.tensors() for size in shapes.dims(leaf.path, sizes))
 
 
 def sizes_from_spec(example: ExportExample, resize: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:

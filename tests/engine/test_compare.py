@@ -227,6 +227,17 @@ def test_the_suggested_tolerance_passes(dtype: torch.dtype, rtol: float, seed: i
     assert one(expected, got, Tolerances(float(shown), rtol)).ok
 
 
+def test_what_it_would_need_is_enough_for_a_small_excess_of_large_numbers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        value = torch.rand(1, generator=generator, dtype=torch.float64) * 1e12
+        got = value * (1 + 1e-2) + 10.0 ** torch.randint(-6, 0, (1,), generator=generator)
+        result = one(value, got, Tolerances(0.0, 1e-2))
+        if not result.ok:
+            assert result.would_need is not None
+            assert one(value, got, Tolerances(result.would_need, 1e-2)).ok
+
+
 @pytest.mark.parametrize(
     ("size", "error", "ok"),
     [

@@ -70,7 +70,7 @@ def test_layers_that_differ_are_not_folded() -> None:
 NAMES = [
     "yes", "no", "on", "null", "true", "n", "y", "1", "1.5", "-", "#", "a b", " a", "a ", "a: b",
     "é", "[x]", "", "key", "a/b", "'", '"', "\\", "layers 0", "none", "~", "0x1f", "1e3",
-    "2024-01-01", "a#b", "=", "<<", "a\tb",
+    "2024-01-01", "a#b", "=", "<<", "a\tb", "\U0001f600", "\x7f", "\x85", "\ufeff",
 ]  # fmt: skip
 
 
@@ -98,6 +98,20 @@ def test_any_name_survives(name: str) -> None:
 def test_any_value_survives(value: str) -> None:
     graph = GoldenGraph({"x": value, "y": value})
     assert parse_golden(render(graph))[None] == graph
+
+
+def test_a_field_of_a_layer_that_is_called_key_stays_one() -> None:
+    inputs = {f"x.layers.{k}.{name}": "int64[2]" for k in range(2) for name in ("key", "value", "keys")}
+    graph = GoldenGraph({**inputs, **cache_paths("cache", 2)})
+    text = render(graph)
+    assert "layers 0-1:" in text, "the other cache is folded"
+    assert parse_golden(text)[None] == graph
+
+
+@pytest.mark.parametrize("name", ["no", "1", "a: b", "prefill"])
+def test_any_name_of_a_graph_survives(name: str) -> None:
+    graphs: dict[str | None, GoldenGraph] = {name: GoldenGraph({"x": "int64[2]"})}
+    assert parse_golden(render_golden(graphs, "a.yaml", "b.yaml")) == graphs
 
 
 def test_several_graphs() -> None:

@@ -203,6 +203,23 @@ def test_a_tensor_that_is_none_in_another_call_needs_a_stand_in() -> None:
         shapes.complete(calls[0])
 
 
+def test_the_constants_of_a_container_that_a_call_lacks_are_missing_too() -> None:
+    full = {"t": f(2, 3), "n": 3, "inner": [f(2, 3), "text"]}
+    other = {"t": f(4, 3), "n": 3, "inner": None}
+    expected = {
+        "x": "float32[2, 3]", "y.t": "float32[y_t_dim_0, 3]", "y.n": "int = 3", "y.inner.0": "float32[2, 3]",
+        "y.inner.1": "str = 'text'",
+    }  # fmt: skip
+    calls = [args(f(2, 3), full), args(f(2, 3), other), args(f(2, 3)), args(f(2, 3), None)]
+    for order in (calls, calls[::-1]):
+        shapes, _ = infer(take, *order)
+        found = {path: text.replace("batch", "y_t_dim_0") for path, text in rows(shapes).items()}
+        assert found == expected
+    # Without a tensor beside them they are the whole difference.
+    with pytest.raises(ObserveError, match=r"y\.n is a constant that differs"):
+        infer(take, args(f(2, 3), {"n": 3}), args(f(2, 3)))
+
+
 def test_the_kinds_of_containers_are_written_down() -> None:
     value = {"a": (f(1), [f(1)]), "b": Pair(f(1), f(1)), "c": OrderedDict(k=f(1)), "d": [], "e": {0: f(1)}}
     shapes, _ = infer(take, args(value))

@@ -217,6 +217,21 @@ def test_no_dynamic_axis_no_other_sizes() -> None:
     assert other_sizes(shapes, found, calls) == []
 
 
+def test_no_size_is_tried_that_makes_another_one_negative() -> None:
+    def call(past: int) -> Any:
+        (ids, _, cache), _ = step(2, 3, past)
+        return args(ids, torch.ones(2, past - 1, dtype=torch.int64), cache)
+
+    found, shapes, calls = example([call(4), call(6), call(9)], function=decode)
+    assert str(shapes.leaves["attention_mask"]) == "int64[2, past - 1]"
+    others = other_sizes(shapes, found, calls)
+    assert {sizes["past"] for sizes in others} == {1, 12}
+    with register_flattening_functions():
+        for sizes in others:
+            out = resize_arguments(found.arguments, shapes, sizes, calls)
+            assert out["attention_mask"].shape[1] == sizes["past"] - 1
+
+
 def test_sizes_from_the_spec_are_combined() -> None:
     found, _, _ = example([step(2, 3, 5), step(4, 2, 7)], function=decode)
     sizes = sizes_from_spec(found, {"batch": [1, 8], "past": [0, 3]})
