@@ -190,7 +190,7 @@ class SpecRun:
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
             for graph in checked.graphs.values():
-                check_eager(checked, graph, tolerances_of(self.spec, device, dtype))
+                check_eager(graph, tolerances_of(self.spec, device, dtype))
         return checked
 
 
@@ -330,20 +330,21 @@ def _export(
     graph: GraphObservation,
     stages: _Stages,
 ) -> tuple[Exported, ExportRequest]:
-    target = str(getattr(exporter, "target", "torch"))
+    runtime = str(getattr(exporter, "target", "torch"))
+    target = graph.target
     arguments = graph.example.arguments
     try:
-        outputs = flatten_with_paths(observation.eager(arguments))
+        outputs = flatten_with_paths(graph.eager(arguments))
     except Exception as error:
         # Made from a call that lacks an argument and its stand-in: no exporter is to blame.
         raise _refusal(error, "observe", "eager refuses the arguments to export with") from error
     with (
         fresh_dispatch(),
-        mode.apply(observation.model, target),
-        flat_forward(observation.model, observation.method, observation.signature, arguments) as kwargs,
+        mode.apply(observation.model, runtime),
+        flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
     ):
         request = ExportRequest(
-            model=observation.model,
+            model=target.module,
             kwargs=kwargs,
             dynamic_shapes=dynamic_arguments(kwargs, graph.shapes),
             dynamic_names=named_arguments(kwargs, graph.shapes),
@@ -433,7 +434,7 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             raise _refusal(error, "export", f"{exporter.name} refuses the model") from error
         finally:
             # A verdict must not depend on what ran before it.
-            changed = not _answers_as_recorded(observation, graph, tolerances)
+            changed = not _answers_as_recorded(graph, tolerances)
             if changed:
                 run.forget(case.device, case.dtype)
         if changed:
@@ -461,16 +462,16 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             _fail_if_frozen(
                 frozen_in_onnx(session.input_dims(), exported.input_names, graph.shapes), ConvertError, record
             )
-        check_observed_calls(spec, observation, graph, session, tolerances, stages, record)
+        check_observed_calls(spec, graph, session, tolerances, stages, record)
         stages("resize")
-        check_other_sizes(spec, observation, graph, session, tolerances, record)
+        check_other_sizes(spec, graph, session, tolerances, record)
 
 
-def _answers_as_recorded(observation: Observation, graph: GraphObservation, tolerances: Tolerances) -> bool:
+def _answers_as_recorded(graph: GraphObservation, tolerances: Tolerances) -> bool:
     """Whether the model still gives the outputs of the first call."""
     call = graph.calls[0]
     try:
-        again = flatten_with_paths(observation.eager(call.arguments))
+        again = flatten_with_paths(graph.eager(call.arguments))
     except Exception:
         # It took these arguments when they were recorded.
         return False

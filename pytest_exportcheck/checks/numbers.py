@@ -9,7 +9,7 @@ import torch
 
 from ..errors import CompareError, ExportCheckError, ObserveError, ResizeError, RunError
 from ..exporters.base import split_constants
-from ..observe.observation import GraphObservation, Observation, last_lines
+from ..observe.observation import GraphObservation, last_lines
 from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
 from ..pytrees import clone_tree, flatten_with_paths
 from ..runtimes.base import Session
@@ -32,7 +32,7 @@ def tolerances_of(spec: ModelSpec, device: str, dtype: str) -> Tolerances:
     return Tolerances(atol, rtol, outputs, getattr(torch, dtype, None))
 
 
-def check_eager(observation: Observation, graph: GraphObservation, tolerances: Tolerances) -> None:
+def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
     """Run eager again on every call: a model that disagrees with itself can be held against no exporter.
 
     Raises
@@ -41,17 +41,18 @@ def check_eager(observation: Observation, graph: GraphObservation, tolerances: T
         An output differs from the recorded one, or the replay raises.
     """
     for call in graph.calls:
+        what = f"call {call.index}" + (f" ({graph.name})" if graph.name else "")
         try:
-            again = observation.eager(call.arguments)
+            again = graph.eager(call.arguments)
         except Exception as error:
             raise ObserveError(
-                f"eager replays call {call.index} with {type(error).__name__}: {error}",
+                f"eager replays {what} with {type(error).__name__}: {error}",
                 details=last_lines(error),
             ) from error
         results = compare_leaves(call.output_leaves(), flatten_with_paths(again), tolerances)
         if not all(result.ok for result in results):
             raise ObserveError(
-                f"eager disagrees with itself on call {call.index}: the same inputs give other outputs "
+                f"eager disagrees with itself on {what}: the same inputs give other outputs "
                 "(dropout, a random operator, or state that changes between calls?); no exporter is blamed",
                 details=table(results),
             )
@@ -127,7 +128,7 @@ def _merge(worst: dict[str, dict[str, Any]], results: Sequence[LeafComparison]) 
             worst[result.path] = result.to_record()
 
 
-def _blame_stand_ins(observation: Observation, graph: GraphObservation, tolerances: Tolerances) -> None:
+def _blame_stand_ins(graph: GraphObservation, tolerances: Tolerances) -> None:
     """After a failure: where eager itself does not take the stand-ins for missing arguments, say that.
 
     Every call is asked, not only the one that failed: the program may have been exported from another one.
@@ -148,7 +149,7 @@ def _blame_stand_ins(observation: Observation, graph: GraphObservation, toleranc
         )
         advice = "give another stand-in, or put the calls into groups with observe.graphs"
         try:
-            again = flatten_with_paths(observation.eager(graph.shapes.complete(call)))
+            again = flatten_with_paths(graph.eager(graph.shapes.complete(call)))
         except Exception as error:
             raise ObserveError(
                 f"{what}fails: {type(error).__name__}: {error}; {advice}", details=last_lines(error)
@@ -177,7 +178,6 @@ def _refuse_blind_masks(spec: ModelSpec, compared: Mapping[str, bool]) -> None:
 
 def check_observed_calls(
     spec: ModelSpec,
-    observation: Observation,
     graph: GraphObservation,
     session: Session,
     tolerances: Tolerances,
@@ -206,7 +206,7 @@ def check_observed_calls(
         try:
             got = _run(session, arguments, what, RunError)
         except RunError:
-            _blame_stand_ins(observation, graph, tolerances)
+            _blame_stand_ins(graph, tolerances)
             raise
         enter("compare")
         expected = call.output_leaves()
@@ -219,7 +219,7 @@ def check_observed_calls(
         _merge(worst, results)
         record["outputs"] = list(worst.values())
         if not all(result.ok for result in results):
-            _blame_stand_ins(observation, graph, tolerances)
+            _blame_stand_ins(graph, tolerances)
             details = table(results)
             padding = None if where else _only_padding(expected, got, inputs, tolerances)
             if padding:
@@ -237,7 +237,6 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
 
 def check_other_sizes(
     spec: ModelSpec,
-    observation: Observation,
     graph: GraphObservation,
     session: Session,
     tolerances: Tolerances,
@@ -272,7 +271,7 @@ def check_other_sizes(
             # A size of the spec that no memory holds.
             raise ResizeError(f"no inputs of sizes {text} can be made: {error}") from error
         try:
-            expected = flatten_with_paths(clone_tree(observation.eager(arguments)))
+            expected = flatten_with_paths(clone_tree(graph.eager(arguments)))
         except Exception as error:
             # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
             refused.append(f"{text}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")

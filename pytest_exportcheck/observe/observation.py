@@ -13,7 +13,6 @@ import torch
 
 from ..dims import DimExpr, parse_dim
 from ..errors import ExportCheckError, ObserveError
-from ..pytrees import clone_tree
 from ..spec import CallPlan, ModelSpec, TensorSpec, resolve_tensor
 from ..spec.names import choices, suggest
 from .groups import groups_as_yaml, propose_groups
@@ -21,6 +20,7 @@ from .infer import GraphShapes, infer_shapes
 from .observer import InputObserver, ObserverWarning, RecordedCall
 from .resize import ExportExample, choose_example
 from .signature import CallSignature
+from .targets import Target, find_targets, target_text
 
 __all__ = ["GraphObservation", "Observation", "last_lines", "observe"]
 
@@ -32,7 +32,9 @@ class GraphObservation:
     Attributes
     ----------
     name:
-        Name of the group, ``None`` if one graph serves every call.
+        Name of the group or of the target, ``None`` if there is one of both.
+    target:
+        What was called, and is exported.
     calls:
         Recorded calls of the group.
     shapes:
@@ -42,9 +44,14 @@ class GraphObservation:
     """
 
     name: str | None
+    target: Target
     calls: list[RecordedCall]
     shapes: GraphShapes
     example: ExportExample
+
+    def eager(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the target with (copies of) `arguments`; outputs are its own."""
+        return self.target.eager(arguments)
 
 
 @dataclass
@@ -55,8 +62,10 @@ class Observation:
     ----------
     model:
         The model, in eval mode on `device`.
+    calls:
+        Recorded calls of every target.
     graphs:
-        By group name; the single key is ``None`` if one graph serves every call.
+        By the name of the group or of the target; the single key is ``None`` if there is one of both.
     patch_mode:
         The mode that was active while observing.
     """
@@ -66,25 +75,8 @@ class Observation:
     device: str
     dtype: str
     patch_mode: str
-    method: str
-    signature: CallSignature
     calls: list[RecordedCall]
     graphs: dict[str | None, GraphObservation] = field(default_factory=dict)
-
-    def eager(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the model with (copies of) `arguments`; outputs are the model's own."""
-        args, kwargs = self.signature.call(clone_tree(dict(arguments)))
-        with torch.no_grad():
-            return getattr(self.model, self.method)(*args, **kwargs)
-
-    def accepts(self, arguments: Mapping[str, Any]) -> bool:
-        """Whether eager takes `arguments`."""
-        try:
-            self.eager(arguments)
-        except Exception:
-            # Whatever eager raises is its way of refusing these sizes.
-            return False
-        return True
 
 
 def last_lines(error: BaseException, count: int = 12) -> list[str]:
@@ -111,7 +103,7 @@ def observe(
     dtype: str,
     patch_mode: str = "none",
 ) -> Observation:
-    """Run the calls of `spec` under an `InputObserver` and infer what each graph must accept.
+    """Run the calls of `spec`, each target under an `InputObserver`, and infer what each graph must accept.
 
     The caller keeps `register_flattening_functions` and the patches of `patch_mode` active.
 
@@ -121,75 +113,121 @@ def observe(
         A call raised, nothing was recorded, eager disagrees with itself, or the calls of a group cannot be
         served by one graph.
     """
-    method = spec.observe.method
-    if not callable(getattr(model, method, None)):
-        raise ObserveError(f"{type(model).__name__} has no method {method!r} (observe.method)")
-    if method == "forward" and (model._forward_hooks or model._forward_pre_hooks):
-        raise ObserveError(
-            f"{type(model).__name__} has forward hooks of its own: they run around the observed `forward`, "
-            "and an exporter puts them into the program",
-            details=["wrap it: a module whose forward calls this one has the hooks inside"],
-        )
-    observer = InputObserver()
+    targets = find_targets(spec, model)
     limit = spec.observe.store_n_calls
-    with observer(model, store_n_calls=limit, method_name=method):
+    observers = {name: InputObserver() for name in targets}
+    with contextlib.ExitStack() as watching:
+        for name, (_, module, method) in targets.items():
+            watching.enter_context(observers[name](module, store_n_calls=limit, method_name=method))
         previous: Any = None
         for plan in plans:
             with _stage_observe(f"{spec.relative}:{plan.line}: the {plan.kind} call {plan.index} raised"):
                 previous = plan.run(model, previous)
-    info = observer.info
-    if info.lost:
-        raise ObserveError(
-            f"{info.lost} of {info.seen} calls of {method} could not be recorded, see the warnings"
-        )
-    if observer.is_empty():
-        raise ObserveError(
-            f"no call of {type(model).__name__}.{method} was recorded: the calls of the spec do not reach it"
-        )
-    assert info.signature is not None
-    if info.seen > len(info.calls) == limit:
-        warnings.warn(
-            f"{spec.relative}: {info.seen} calls were made and the first {limit} are checked "
-            "(observe.store_n_calls)",
-            ObserverWarning,
-            stacklevel=2,
-        )
-    recorded = _with_config_defaults(info.calls, model, info.signature)
-    observation = Observation(spec, model, device, dtype, patch_mode, method, info.signature, recorded)
-    stand_ins = _stand_ins(spec, info.signature, device, dtype)
-    for name, calls in _groups(spec, recorded):
-        with _with_proposal(calls, info.signature):
-            _refuse_two_cross_attentions(calls)
-            shapes = infer_shapes(
-                calls,
-                signature_order=info.signature.names,
-                defaults=info.signature.defaults,
-                batch_dims=spec.observe.batch_dims
-                if isinstance(spec.observe.batch_dims, bool)
-                else set(spec.observe.batch_dims),
-                value_if_missing=stand_ins,
-                declared=_declared_axes(spec, info.signature),
-            )
-            for call in calls:
-                shapes.complete(call)  # one that lacks an argument can be fed to no program
-        for warning in shapes.warnings:
-            where = f"{spec.relative}" + (f" ({name})" if name else "")
-            warnings.warn(f"{where}: {warning}", ObserverWarning, stacklevel=2)
-        example = choose_example(calls, shapes, observation.accepts, _preferred(spec, name))
-        observation.graphs[name] = GraphObservation(name, calls, shapes, example)
+    observation = Observation(spec, model, device, dtype, patch_mode, [])
+    for name, (path, module, method) in targets.items():
+        text = target_text(path, module, method)
+        recorded = _recorded(spec, name, text, module, observers[name])
+        signature = observers[name].info.signature
+        assert signature is not None
+        observation.calls += recorded
+        target = Target(text, module, method, signature)
+        # What calls give names to are arguments of the whole model.
+        called = module is model and method == spec.observe.method
+        with _about(name, target):
+            stand_ins = _stand_ins(spec, signature, device, dtype)
+            for group, calls in _groups(spec, recorded) if name is None else [(name, recorded)]:
+                observation.graphs[group] = _graph(spec, group, target, calls, stand_ins, called)
     return observation
 
 
+def _recorded(
+    spec: ModelSpec, name: str | None, text: str, module: torch.nn.Module, observer: InputObserver
+) -> list[RecordedCall]:
+    """The calls that an observer of a target holds."""
+    info = observer.info
+    if info.lost:
+        raise ObserveError(
+            f"{info.lost} of {info.seen} calls of {text} could not be recorded, see the warnings"
+        )
+    if observer.is_empty():
+        place = "" if spec.observe.target is None else f"{spec.place('observe', 'target', *_key(name))}: "
+        raise ObserveError(f"{place}no call of {text} was recorded: the calls of the spec do not reach it")
+    assert info.signature is not None
+    limit = spec.observe.store_n_calls
+    if info.seen > len(info.calls) == limit:
+        what = "" if spec.observe.target is None else f" of {text}"
+        warnings.warn(
+            f"{spec.relative}: {info.seen} calls{what} were made and the first {limit} are checked "
+            "(observe.store_n_calls)",
+            ObserverWarning,
+            stacklevel=3,
+        )
+    return _with_config_defaults(info.calls, module, info.signature)
+
+
+def _graph(
+    spec: ModelSpec,
+    name: str | None,
+    target: Target,
+    calls: list[RecordedCall],
+    stand_ins: Callable[[str, Mapping[str, int] | None], Any],
+    called: bool,
+) -> GraphObservation:
+    """What one program must accept; `called`: the calls of the spec are calls of the target itself."""
+    signature, batch_dims = target.signature, spec.observe.batch_dims
+    several = spec.observe.target if isinstance(spec.observe.target, dict) else {}
+    with _with_proposal(calls, signature, several.get(name) if name else None):
+        _refuse_two_cross_attentions(calls)
+        shapes = infer_shapes(
+            calls,
+            signature_order=signature.names,
+            defaults=signature.defaults,
+            batch_dims=batch_dims if isinstance(batch_dims, bool) else set(batch_dims),
+            value_if_missing=stand_ins,
+            declared=_declared_axes(spec, signature, called),
+        )
+        for call in calls:
+            shapes.complete(call)  # one that lacks an argument can be fed to no program
+    for warning in shapes.warnings:
+        where = f"{spec.relative}" + (f" ({name})" if name else "")
+        warnings.warn(f"{where}: {warning}", ObserverWarning, stacklevel=3)
+    example = choose_example(calls, shapes, target.accepts, _preferred(spec, name))
+    return GraphObservation(name, target, calls, shapes, example)
+
+
+def _key(name: str | None) -> list[str]:
+    return [name] if name is not None else []
+
+
 @contextlib.contextmanager
-def _with_proposal(calls: Sequence[RecordedCall], signature: CallSignature) -> Iterator[None]:
-    """Add to a refusal the groups that the structure of the calls suggests."""
+def _about(name: str | None, target: Target) -> Iterator[None]:
+    """Say which of several targets a refusal is about."""
+    try:
+        yield
+    except ObserveError as error:
+        if name is None:
+            raise
+        raise ObserveError(
+            f"target {name}, {target.text}: {error.message}", details=error.details, facts=error.facts
+        ) from error
+
+
+@contextlib.contextmanager
+def _with_proposal(
+    calls: Sequence[RecordedCall], signature: CallSignature, path: str | None
+) -> Iterator[None]:
+    """Add to a refusal the groups that the structure of the calls suggests.
+
+    `path`: of one of several targets, which has no groups of its own.
+    """
     try:
         yield
     except ObserveError as error:
         groups = propose_groups(calls, signature.defaults)
         if len(groups) > 1:
             error.details = [
-                "pin what differs in the calls, or give calls of one structure a graph each:",
+                "pin what differs in the calls, or give calls of one structure a graph each"
+                + (":" if path is None else f", in a spec of its own for this target (target: {path}):"),
                 f"  {groups_as_yaml(groups)}",
                 *(f"  {group.name}: {group.reason}" for group in groups if group.reason),
             ]
@@ -280,10 +318,10 @@ def _with_config_defaults(
     return recorded
 
 
-def _declared_axes(spec: ModelSpec, signature: CallSignature) -> dict[tuple[str, int], DimExpr]:
+def _declared_axes(spec: ModelSpec, signature: CallSignature, called: bool) -> dict[tuple[str, int], DimExpr]:
     """(path, axis) -> expression, for the arguments that the spec describes with named dims."""
     described: dict[str, Any] = dict(spec.observe.value_if_missing)
-    for call in () if isinstance(spec.observe.calls, str) else spec.observe.calls:
+    for call in () if isinstance(spec.observe.calls, str) or not called else spec.observe.calls:
         if call.kind == "forward":
             described.update(zip(signature.names, call.args, strict=False))
             described.update(call.kwargs)
@@ -305,7 +343,8 @@ def _stand_ins(
         for name in described:
             if name not in signature.names:
                 raise ObserveError(
-                    f"{spec.place('observe', 'value_if_missing', name)}: the model has no argument {name!r}"
+                    f"{spec.place('observe', 'value_if_missing', name)}: "
+                    f"{'the model' if spec.observe.target is None else 'the target'} has no argument {name!r}"
                     f"{choices(name, signature.names)}"
                 )
     cache: dict[tuple[str, tuple[tuple[str, int], ...]], Any] = {}

@@ -27,6 +27,7 @@ from pydantic_core import PydanticCustomError
 from ..errors import STAGES
 from . import fragments
 from .nodes import Document
+from .target_paths import is_target, split_target
 from .tensors import TensorSpec
 from .values import CallSpec, describe
 
@@ -66,6 +67,15 @@ def _graph_name(value: str) -> str:
     if not _GRAPH_NAME.match(value):
         raise _problem(
             f"{value!r} is not a graph name (lower-case letters, digits and _, starting with a letter)"
+        )
+    return value
+
+
+def _target(value: str) -> str:
+    if not is_target(value):
+        raise _problem(
+            f"{value!r} names no submodule: a dotted path such as 'model.vision_tower', "
+            "'model.encoder:encode' for a method of it, ':encode' for a method of the model"
         )
     return value
 
@@ -148,6 +158,7 @@ def _mark(value: str) -> str:
 
 Mark = Annotated[str, AfterValidator(_mark)]
 GraphName = Annotated[str, AfterValidator(_graph_name)]
+TargetPath = Annotated[str, AfterValidator(_target)]
 Text = Annotated[str, AfterValidator(_text)]
 Requirement = Annotated[str, AfterValidator(_requirement)]
 Versions = Annotated[str, AfterValidator(_versions)]
@@ -188,6 +199,11 @@ AnyDtype = Annotated[
 BatchDims = Annotated[
     Annotated[bool, Tag("<bool>")] | Annotated[tuple[Identifier, ...], _Tuple, Tag("<list>")],
     _branch("true, false or a list of argument names"),
+]
+Target = Annotated[
+    Annotated[TargetPath, Tag("<word>")]
+    | Annotated[dict[GraphName, TargetPath], Field(min_length=1), Tag("<map>")],
+    _branch("the path of a submodule, or a mapping of names to such paths"),
 ]
 Graphs = Annotated[
     Annotated[Literal["one"], Tag("<word>")]
@@ -264,7 +280,17 @@ class Observe(_Section):
     calls: Annotated[tuple[CallSpec, ...] | str, SkipValidation, WithJsonSchema(fragments.CALLS)] = Field(
         description="The calls, in order; or a callable that returns or makes them."
     )
-    method: Identifier = Field(default="forward", description="The observed method of the model.")
+    method: Identifier = Field(
+        default="forward",
+        description="The method of the model that the calls are made with; observed unless `target` says "
+        "otherwise.",
+    )
+    target: Target | None = Field(
+        default=None,
+        description="What is observed and exported instead of the model: a submodule (`model.vision_tower`) "
+        "or a method of it (`model.encoder:encode`), inside the calls of the whole model. Or several, "
+        "{name: path}, one program each.",
+    )
     dims: Annotated[tuple[Identifier, ...], _Tuple] = Field(
         default=(), description="Names for sizes; each call gives them values in its own `dims`."
     )
@@ -296,6 +322,15 @@ class Observe(_Section):
         default=None,
         description="Which observed call the exporters are given: an index, or one index per graph.",
     )
+
+    @property
+    def targets(self) -> dict[str | None, tuple[str, str]]:
+        """(path of the submodule, method) by graph name; the single key is None unless `target` has names."""
+        if self.target is None:
+            return {None: ("", self.method)}
+        if isinstance(self.target, str):
+            return {None: split_target(self.target)}
+        return {name: split_target(path) for name, path in self.target.items()}
 
 
 class Matrix(_Section):
@@ -355,7 +390,7 @@ class When(_Section):
     patch_mode: AnyName = Field(default=(), description="Names of patch modes.")
     device: AnyDevice = Field(default=(), description="Devices.")
     dtype: AnyDtype = Field(default=(), description="Dtypes.")
-    graph: AnyName = Field(default=(), description="Names of graphs, from observe.graphs.")
+    graph: AnyName = Field(default=(), description="Names of graphs, from observe.graphs or observe.target.")
     torch: AnyVersions = Field(default=(), description="Version of torch, such as `>=2.14`.")
     transformers: AnyVersions = Field(default=(), description="Version of transformers.")
     onnx: AnyVersions = Field(default=(), description="Version of onnx.")
@@ -439,7 +474,9 @@ class ModelSpec(_Section):
 
     @property
     def graph_names(self) -> tuple[str | None, ...]:
-        """One entry per program: the names of observe.graphs, or only None for ``graphs: one``."""
+        """One entry per program: the names of observe.target or of observe.graphs, or only None."""
+        if isinstance(self.observe.target, dict):
+            return tuple(self.observe.target)
         return tuple(self.observe.graphs) if isinstance(self.observe.graphs, dict) else (None,)
 
     def location(self, *where: Any) -> tuple[int, int]:

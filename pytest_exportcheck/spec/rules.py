@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 
 from .names import choices, suggest
 from .nodes import NodePath, Report
+from .target_paths import split_target
 from .values import CALL_KINDS, check_ref
 
 __all__ = ["check_rules"]
@@ -56,6 +57,7 @@ def check_rules(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], rep
         _check_model(data["model"], report)
     observe = _mapping(data.get("observe"))
     _check_graphs(observe, report)
+    _check_targets(observe, report)
     for where in _SETS:
         _check_duplicates(_get(data, where), where, report)
     resize = data.get("resize")
@@ -63,6 +65,8 @@ def check_rules(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], rep
         _check_duplicates(sizes, ("resize", symbol), report)
     _check_known(data, known, report)
     graphs = observe.get("graphs", "one")
+    if isinstance(observe.get("target"), dict):
+        graphs = observe["target"]
     for index, when in _whens(data):
         _check_graph_condition(when.get("graph"), graphs, ("expect", index, "when", "graph"), report)
 
@@ -142,6 +146,33 @@ def _check_graphs(observe: dict[Any, Any], report: Report) -> None:
         report.value(("observe", "example"), f"there is no call {example}: {why}")
 
 
+def _check_targets(observe: dict[Any, Any], report: Report) -> None:
+    targets = observe.get("target")
+    if not isinstance(targets, dict):
+        return
+    owner: dict[tuple[str, str], str] = {}
+    for name, path in targets.items():
+        if not isinstance(path, str):
+            continue
+        where = split_target(path)
+        if where in owner:
+            report.value(("observe", "target", name), f"{path!r} is the target {owner[where]!r} already")
+        owner.setdefault(where, name)
+    if isinstance(observe.get("graphs"), dict):
+        report.key(
+            ("observe", "graphs"),
+            "with several targets, graphs is 'one': a target whose calls need groups needs a spec of its own "
+            "(target: its path)",
+        )
+    for key in ("value_if_missing", "ignore_calls", "example"):
+        if key in observe:
+            report.key(
+                ("observe", key),
+                f"{key!r} is about one target, and here are several: give the target that needs it a spec of "
+                "its own (target: its path)",
+            )
+
+
 def _is_index(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -152,7 +183,8 @@ def _call_limit(observe: dict[Any, Any]) -> tuple[int | None, str]:
     stored = stored if _is_index(stored) else None
     why = f"store_n_calls is {stored}"
     calls = observe.get("calls")
-    if not isinstance(calls, list):
+    if not isinstance(calls, list) or "target" in observe:
+        # A submodule may be called several times in one call of the model, or not at all.
         return stored, why
     if any(set(_mapping(call)).intersection(CALL_KINDS) != {"forward"} for call in calls):
         return stored, why
@@ -207,6 +239,6 @@ def _check_graph_condition(value: object, graphs: object, where: NodePath, repor
         if not isinstance(name, str):
             continue
         if graphs == "one":
-            report.value(here, "observe.graphs names no graphs, so no case has one")
+            report.value(here, "observe.graphs and observe.target name no graphs, so no case has one")
         elif isinstance(graphs, dict) and name not in graphs:
             report.value(here, f"unknown graph {name!r}{choices(name, graphs)}")

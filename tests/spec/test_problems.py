@@ -55,7 +55,7 @@ MISTAKES = [
     ("extra", "expect: [{fails: run, reason: a, when: {torch: 2.14}}]",
      ["4:48: expected text or a list of texts, got 2.14"]),
     ("extra", "expect: [{fails: run, reason: a, when: {graph: x}}]",
-     ["4:48: observe.graphs names no graphs, so no case has one"]),
+     ["4:48: observe.graphs and observe.target name no graphs, so no case has one"]),
     ("exportcheck", "exportcheck: 2", ["1:14: expected 1, got 2"]),
     ("exportcheck", "exportcheck: true", ["1:14: expected 1, got true"]),
     ("exportcheck", "exportcheck: '1'", ["1:14: expected 1, got '1'"]),
@@ -142,6 +142,22 @@ MISTAKES = [
      ["3:83: unknown graph 'abb' (did you mean 'ab'?)", "3:94: call 0 is not in graph 'c' ([1])"]),
     ("observe", "observe: {calls: [forward: {}], graphs: {a: [0]}, example: 0}",
      ["3:60: with several graphs, example is a mapping: {graph: index}"]),
+    ("observe", "observe: {calls: [forward: {}], target: [a]}",
+     ["3:41: expected the path of a submodule, or a mapping of names to such paths, got a list"]),
+    ("observe", "observe: {calls: [forward: {}], target: {}}", ["3:41: must not be empty"]),
+    ("observe", "observe: {calls: [forward: {}], target: 'a..b'}",
+     ["3:41: 'a..b' names no submodule: a dotted path such as 'model.vision_tower', "
+      "'model.encoder:encode' for a method of it, ':encode' for a method of the model"]),
+    ("observe", "observe: {calls: [forward: {}], target: {A: a, b: c.0, c: c.0:forward}}",
+     ["3:42: 'A' is not a graph name (lower-case letters, digits and _, starting with a letter)",
+      "3:59: 'c.0:forward' is the target 'b' already"]),
+    ("observe", "observe: {calls: [forward: {}], target: {a: b, c: d}, graphs: {e: [0]}}",
+     ["3:55: with several targets, graphs is 'one': a target whose calls need groups needs a spec of its own "
+      "(target: its path)"]),
+    ("observe", "observe: {calls: [forward: {}], target: {a: b}, example: 0}",
+     ["3:49: 'example' is about one target, and here are several: give the target that needs it a spec of "
+      "its own (target: its path)"]),
+    ("observe", "observe: {calls: [forward: {}], target: a, graphs: {b: [7]}, ignore_calls: [8]}", []),
     ("observe", "observe: {calls: [forward: {}], methd: f}",
      ["3:33: unknown key 'methd' (did you mean 'method'?)"]),
 ]  # fmt: skip
