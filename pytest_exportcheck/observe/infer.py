@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..errors import ObserveError
-from ..pytrees import clone_tree, flatten_with_paths
+from ..pytrees import flatten_with_paths
 from ..pytrees.paths import render_path, same_constant
 from .records import RecordedCall
 from .symbols import Axis, name_axes
@@ -353,7 +353,9 @@ def _infer(
         paths.update(dict.fromkeys(path for path, _ in flatten_with_paths(value, root)))
     for call in calls:
         for path in values[call.index]:
-            if path not in paths and values[call.index][path] is not None:
+            # An argument that is None where its default is another value is a constant like any other.
+            says_none = path in call.arguments and defaults.get(path) is not None
+            if path not in paths and (values[call.index][path] is not None or says_none):
                 if isinstance(values[call.index][path], torch.Tensor):
                     raise ObserveError(
                         f"argument {_root(path)} has a different structure in {_call_text([call.index])}: "
@@ -510,9 +512,3 @@ def _limits(shapes: GraphShapes) -> dict[str, int]:
     return {
         n: limit for n, limit in limits.items() if all(s.get(n, 0) <= limit for s in shapes.sizes.values())
     }
-
-
-def copy_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Clones of arguments, to be handed to code that may write into them."""
-    copied: dict[str, Any] = clone_tree(dict(arguments))
-    return copied

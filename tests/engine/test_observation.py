@@ -96,3 +96,18 @@ def test_a_stand_in_for_no_argument_is_an_error(tmp_path):
         ObserveError, match=r"one.yaml:8: the model has no argument 'masc' \(did you mean 'mask'\?\)"
     ):
         observed(tmp_path, TWO + '  value_if_missing: {masc: "float32[batch, 3] = 0"}\n')
+
+
+def test_none_that_a_call_says_is_not_the_default(tmp_path):
+    source = (
+        "import torch\n\n\nclass Flag(torch.nn.Module):\n"
+        "    def forward(self, x, flag=True):\n        return x * 2 if flag else x\n"
+    )
+    calls = '  calls: [{forward: {x: "float32[2, 3]"}}, {forward: {x: "float32[4, 3]", flag: null}}]\n'
+    (tmp_path / "flag.py").write_text(source)
+    path = tmp_path / "one.yaml"
+    path.write_text(f'exportcheck: 1\nmodel: {{factory: "flag.py:Flag"}}\nobserve:\n{calls}')
+    with pytest.raises(
+        ObserveError, match=r"flag is a constant that differs .*True in call 0; None in call 1"
+    ):
+        SpecRun(load_spec(path, tmp_path)).observe("cpu", "float32")

@@ -205,3 +205,11 @@ def test_the_rest_of_pytest_works_on_specs(project):
     junit = (project.pytester.path / "junit.xml").read_text()
     assert 'classname="specs.a.yaml"' in junit
     assert 'message="stage export: export went wrong"' in junit
+
+
+def test_two_endings_would_share_one_golden(project):
+    path = project.spec("net")
+    path.with_suffix(".yml").write_text(path.read_text())
+    result = project.run()
+    result.stdout.fnmatch_lines(["*specs/net.yml:1:1: net.yml and net.yaml would share one golden*"])
+    result.assert_outcomes(passed=2, errors=1)

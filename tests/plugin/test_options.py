@@ -172,3 +172,10 @@ def test_a_narrow_terminal_wraps_the_columns(project, monkeypatch):
         "spec  torch-export",
         "a     pass",
     ]
+
+
+def test_an_axis_that_no_spec_names_is_said(any_project):
+    any_project.spec("a")
+    result = any_project.run("--exporter", "onnx-dynamo")
+    text = result.stdout.str()
+    assert "--exporter onnx-dynamo: no collected spec names it, they name torch-export" in text

@@ -57,3 +57,15 @@ def test_stage_markers_are_replaced_read_and_cleared(tmp_path):
 def test_marker_names():
     assert marker_names(CASE) == ["exporter_onnx_dynamo", "patch_none", "device_cpu", "dtype_float32"]
     assert marker("exporter", "my.exporter/2") == "exporter_my_exporter_2"
+
+
+@pytest.mark.parametrize(("given", "kept"), [(None, "100000"), ("2", "2")])
+def test_restarts_are_unlimited_unless_the_user_limits_them(given, kept):
+    from types import SimpleNamespace
+
+    from pytest_exportcheck.xdist_support import choose_distribution
+
+    option = SimpleNamespace(numprocesses=2, dist="no", distload=False, maxworkerrestart=given)
+    choose_distribution(SimpleNamespace(option=option))
+    assert option.maxworkerrestart == kept
+    assert option.dist == "loadscope"

@@ -1,0 +1,56 @@
+"""A pass says that something was checked: sizes that eager refuses, or outputs that vanish, are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_exportcheck.cases import CaseId
+from pytest_exportcheck.errors import ExportError, ResizeError
+from pytest_exportcheck.pipeline import SpecRun, run_case
+from pytest_exportcheck.spec import load_spec
+
+MODELS = """
+import torch
+
+
+class Short(torch.nn.Module):
+    def forward(self, x):
+        if x.shape[0] > 8:
+            raise ValueError("too long")
+        return x * 2
+
+
+class Scalar(torch.nn.Module):
+    def forward(self, x):
+        return {"y": x * 2, "layers": 3}
+"""
+
+
+def run(tmp_path, model, exporter, more=""):
+    (tmp_path / "models.py").write_text(MODELS)
+    path = tmp_path / "one.yaml"
+    path.write_text(
+        f'exportcheck: 1\nmodel: {{factory: "models.py:{model}"}}\n'
+        'observe:\n  dims: [n]\n  calls:\n    - {forward: {x: "float32[n, 3]"}, dims: {n: 2}}\n'
+        f'    - {{forward: {{x: "float32[n, 3]"}}, dims: {{n: 4}}}}\n{more}'
+    )
+    case = CaseId("one.yaml", exporter, "none", "cpu", "float32")
+    record = {}
+    run_case(SpecRun(load_spec(path, tmp_path)), case, lambda stage: None, record)
+    return record
+
+
+def test_listed_sizes_that_eager_refuses_are_no_pass(tmp_path):
+    with pytest.raises(ResizeError, match="eager refuses every size that resize lists: nothing was checked"):
+        run(tmp_path, "Short", "torch-export", "resize: {n: [9, 10]}\n")
+
+
+def test_one_listed_size_that_eager_takes_is_checked(tmp_path):
+    record = run(tmp_path, "Short", "onnx-torchscript", "resize: {n: [6, 10]}\n")
+    assert record["resize"]["passed"] == ["n=6"]
+    assert len(record["resize"]["refused_by_eager"]) == 1
+
+
+def test_torchscript_drops_no_output_without_a_word(tmp_path):
+    with pytest.raises(ExportError, match="TorchScript drops outputs that are no tensors: layers"):
+        run(tmp_path, "Scalar", "onnx-torchscript")
