@@ -111,7 +111,7 @@ class GraphShapes:
 
     def missing(self, call: RecordedCall) -> list[str]:
         """Paths of tensors of the graph that `call` does not have."""
-        have = call.leaves()
+        have = call.shapes().leaves()
         return [leaf.path for leaf in self.tensors() if not isinstance(have.get(leaf.path), torch.Tensor)]
 
     def complete(self, call: RecordedCall) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class GraphShapes:
             The call lacks an argument that nothing stands in for.
         """
         missing = self.missing(call)
-        arguments = dict(call.arguments)
+        arguments = dict(call.arguments)  # the only time the values of the call are loaded
         roots = dict.fromkeys(_root(path) for path in missing)
         sizes = self.sizes.get(call.index, {})
         lost = []
@@ -133,7 +133,7 @@ class GraphShapes:
                 arguments[root] = value
             elif arguments.get(root) is not None:
                 try:
-                    arguments[root] = self._empty(root, sizes, call)
+                    arguments[root] = self._empty(root, sizes, arguments[root])
                 except _Lost as error:
                     lost.append(str(error))
                 except KeyError as error:
@@ -147,15 +147,15 @@ class GraphShapes:
             )
         return {name: arguments[name] for name in self.template if name in arguments}
 
-    def _empty(self, root: str, sizes: Mapping[str, int], call: RecordedCall) -> Any:
-        """A cache as in the template; missing tensors are zeros of the sizes of `call`, mostly of length 0.
+    def _empty(self, root: str, sizes: Mapping[str, int], given: Any) -> Any:
+        """A cache as in the template; what `given` lacks is zeros of `sizes`, mostly of length 0.
 
         The states of linear attention have no length, and begin at zero. (`checks.numbers` asks eager whether
         it agrees, where a program fails on such a call.) `_Lost` for any other container: nobody passed
         zeros.
         """
         is_cache = _is_cache(self.template[root])
-        have = call.leaves()
+        have = dict(flatten_with_paths(given, root))
         leaves, spec = _pytree.tree_flatten(self.template[root])
         paths = [path for path in self._template_paths() if _root(path) == root]
         built = []
@@ -306,6 +306,7 @@ def infer_shapes(
     ObserveError
         The calls cannot be served by one graph: ranks, dtypes or constants differ.
     """
+    calls = [call.shapes() for call in calls]
     defaults = dict(defaults or {})
     # First without the stand-ins whose sizes are symbols, then with them.
     known_sizes: Mapping[int, Mapping[str, int]] | None = None

@@ -143,7 +143,7 @@ class Interface:
         return [p for p in self._lacking(call) if _root(p) not in self.stand_ins]
 
     def _lacking(self, call: RecordedCall) -> list[str]:
-        have = call.leaves()
+        have = call.shapes().leaves()
         return [path for path in self.tensor_paths() if not isinstance(have.get(path), torch.Tensor)]
 
     def export_safe(self, accepts: Callable[[tuple[Any, ...], dict[str, Any]], bool]) -> dict[str, Any]:
@@ -357,10 +357,10 @@ def infer_interface(
     signature = info.signature
     assert signature is not None
     stand_ins = {_named(signature, key): value for key, value in value_if_missing.items()}
-    kept = [_without(call, {*removed, *_unset_flags(call, info)}) for call in info.calls]
+    kept = [call.edited({*removed, *_unset_flags(call, info)}) for call in info.calls]
     extra = [
-        replace(_without(call, {*removed, *_unset_flags(call, info)}), index=len(kept) + number)
-        for number, call in enumerate(info.shape_calls)
+        call.edited({*removed, *_unset_flags(call, info)}, index=len(kept) + position)
+        for position, call in enumerate(info.shape_calls)
     ]
     batch_names = batch if isinstance(batch, bool) else {_named(signature, item) for item in batch}
     interface = _infer(kept, kept or extra, info, batch_names, stand_ins)
@@ -370,7 +370,7 @@ def infer_interface(
             interface = _infer(kept, [*kept, *extra], info, batch_names, stand_ins)
         except InferenceError as error:
             warn(f"a call beyond the limit does not fit the recorded ones and was left out: {error.message}")
-    if any(call.arguments.get(name) is None for name in by_keyword for call in kept):
+    if any(call.shapes().arguments.get(name) is None for name in by_keyword for call in kept):
         interface.positional = False
     info.aligned = interface.tensor_paths()
     return interface
@@ -387,22 +387,8 @@ def _named(signature: CallSignature, key: int | str) -> str:
 
 def _unset_flags(call: RecordedCall, info: InputObserverInfo) -> list[str]:
     """Flags of the config that a call passes as ``None``, by name: the model reads the config then."""
-    by_name = list(call.arguments.items())[call.positional or 0 :]
+    by_name = list(call.shapes().arguments.items())[call.positional or 0 :]
     return [name for name, value in by_name if value is None and name in info.config_flags]
-
-
-def _without(call: RecordedCall, removed: Collection[str]) -> RecordedCall:
-    if not any(name in call.arguments for name in removed):
-        return call
-    names = list(call.arguments)
-    lost = sum(name in removed for name in names[: call.positional or 0])
-    return RecordedCall(
-        call.index,
-        {name: value for name, value in call.arguments.items() if name not in removed},
-        call.outputs,
-        call.duration,
-        None if call.positional is None else call.positional - lost,
-    )
 
 
 def _infer(
@@ -414,6 +400,7 @@ def _infer(
 ) -> Interface:
     signature = info.signature
     assert signature is not None
+    calls = [call.shapes() for call in calls]
     defaults = dict(signature.defaults)
     for name, value in info.config_flags.items():
         if defaults.get(name) is None:

@@ -16,6 +16,7 @@ from torch.utils import _pytree
 from ..pytrees import clone_tree, register_flattening_functions
 from .candidate import InputCandidate
 from .interface import InferenceError, Interface, infer_interface, warn
+from .placement import PLACES, Place
 from .probe import Pattern
 from .records import InputObserverInfo, ObserverWarning, RecordedCall, shape_only, structure_of
 from .signature import CallSignature
@@ -111,6 +112,7 @@ class InputObserver:
         store_n_calls: int = 3,
         method_name: str = "forward",
         keep: Literal["first", "informative"] = "first",
+        store: Place = "device",
     ) -> Iterator[InputObserver]:
         """Record calls of ``model.method_name`` made inside the block.
 
@@ -122,14 +124,21 @@ class InputObserver:
         keep:
             ``"first"``: the first `store_n_calls` calls. ``"informative"``: a later call with a new argument
             or a new size takes the place of a call that shows nothing that the others do not.
+        store:
+            Where the values are kept: ``"device"``, that of the caller's tensors; ``"cpu"``, host memory;
+            ``"disk"``, unnamed memory-mapped files in the folder for temporary files. What is handed out is
+            on the caller's device again.
 
         Raises
         ------
         ValueError
-            The model has no such method.
+            The model has no such method; or `keep` or `store` is none of the above.
         RuntimeError
             The observer holds calls of another model or method: they cannot be mixed.
         """
+        for name, value, known in (("keep", keep, ("first", "informative")), ("store", store, PLACES)):
+            if value not in known:
+                raise ValueError(f"{name}={value!r} is none of {', '.join(known)}")
         inner = _innermost(model)
         if not callable(getattr(inner, method_name, None)):
             raise ValueError(f"{type(inner).__name__} does not have a method {method_name!r}")
@@ -152,7 +161,7 @@ class InputObserver:
         had = attribute in vars(target)
         original = getattr(target, attribute)
         seen = self.info.seen
-        setattr(target, attribute, self._wrap(original, store_n_calls, keep))
+        setattr(target, attribute, self._wrap(original, store_n_calls, keep, store))
         try:
             with register_flattening_functions(None):
                 yield self
@@ -170,7 +179,7 @@ class InputObserver:
                 stacklevel=3,
             )
 
-    def _wrap(self, original: Callable[..., Any], limit: int, keep: str) -> Callable[..., Any]:
+    def _wrap(self, original: Callable[..., Any], limit: int, keep: str, place: str) -> Callable[..., Any]:
         info = self.info
 
         @functools.wraps(original)
@@ -178,6 +187,7 @@ class InputObserver:
             # What follows must not be part of a trace: a strict one refuses it, in the user's own call.
             if torch.compiler.is_exporting() or self._quiet:
                 return original(*args, **kwargs)
+            number = info.seen
             info.seen += 1
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
@@ -185,7 +195,7 @@ class InputObserver:
                 pattern = self._pattern
                 if pattern is not None and pattern.covers(args, kwargs):
                     return original(*args, **kwargs)
-                if not self._is_news(args, kwargs, keep == "first"):
+                if not self._is_news(args, kwargs, keep == "first", number):
                     return original(*args, **kwargs)
             arguments, problem = self._record_arguments(args, kwargs)
             if arguments is not None:
@@ -194,7 +204,7 @@ class InputObserver:
             outputs = original(*args, **kwargs)
             duration = time.perf_counter() - begin
             if arguments is not None:
-                problem = self._record(arguments, outputs, duration, len(args), limit)
+                problem = self._record(arguments, outputs, duration, len(args), limit, place, number)
             if problem is not None:
                 info.lost += 1
                 warnings.warn(f"a call was not recorded: {problem}", ObserverWarning, stacklevel=2)
@@ -216,15 +226,23 @@ class InputObserver:
             return None, f"{type(error).__name__}: {error}"
 
     def _record(
-        self, arguments: dict[str, Any], outputs: Any, duration: float, positional: int, limit: int
+        self,
+        arguments: dict[str, Any],
+        outputs: Any,
+        duration: float,
+        positional: int,
+        limit: int,
+        place: str,
+        number: int,
     ) -> str | None:
         """Keep a call; returns why that was not possible."""
         calls = self.info.calls
         try:
-            kept = clone_tree(outputs)
-            call = RecordedCall(len(calls), arguments, kept, duration, positional)
+            # Elsewhere the outputs are copied once, on their way there.
+            kept = clone_tree(outputs) if place == "device" else outputs
+            call = RecordedCall(len(calls), arguments, kept, duration, positional, number).placed(place)
             if self._pattern is not None:
-                self._pattern.absorb(arguments)
+                self._pattern.absorb_call(arguments)
             if len(calls) >= limit and not self._make_room(call):
                 return None
         except Exception as error:  # as above
@@ -250,9 +268,7 @@ class InputObserver:
         # The latest of those that are equally dispensable: the first calls are the documented ones.
         victim = max(range(len(candidates)), key=lambda index: (without(index), index))
         dropped = candidates[victim]
-        self.info.shape_calls.append(
-            RecordedCall(0, shape_only(dropped.arguments), None, dropped.duration, dropped.positional)
-        )
+        self.info.shape_calls.append(dropped.shapes())
         if dropped is call:
             return False
         calls.remove(dropped)
@@ -260,7 +276,7 @@ class InputObserver:
             kept.index = index
         return True
 
-    def _is_news(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool) -> bool:
+    def _is_news(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool, number: int) -> bool:
         """Whether a call beyond the limit has to be recorded whole.
 
         With `shapes` it never has: what it shows is kept as shapes.
@@ -273,7 +289,7 @@ class InputObserver:
             if self._pattern is None:
                 self._pattern = Pattern(info.signature.positions(max(len(args), 32)))
                 for call in [*info.calls, *info.shape_calls]:
-                    self._pattern.absorb(call.arguments)
+                    self._pattern.absorb_call(call.shapes().arguments)
                 if self._pattern.covers(args, kwargs):
                     return False
             arguments = info.signature.bind(args, kwargs)
@@ -286,9 +302,9 @@ class InputObserver:
                 return False
             if not shapes:
                 return True
-            call = RecordedCall(0, shape_only(arguments), None, 0.0, len(args))
+            call = RecordedCall(0, shape_only(arguments), None, 0.0, len(args), number)
             info.shape_calls.append(call)
-            self._pattern.absorb(arguments)
+            self._pattern.absorb_call(arguments)
         except Exception as error:  # the user's call must not fail because of the recording
             self._blind = True
             warnings.warn(
@@ -481,7 +497,7 @@ class InputObserver:
         present = {
             name
             for call in [*self.info.calls, *self.info.shape_calls]
-            for name in call.arguments
+            for name in call.shapes().arguments
             if name not in self._removed
         }
         removed = present.intersection(names)

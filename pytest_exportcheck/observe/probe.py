@@ -1,12 +1,14 @@
 """Does a call show anything new? A few microseconds per call, for the calls beyond the limit.
 
-A `Pattern` knows arguments, their sizes (``None`` for an axis that varies already) and their constants. What
-it covers adds nothing to an inference. It looks at one layer of each class of a cache: layers of a class grow
-together. Plain loops: a generator costs more than all of the comparisons it makes.
+A `Pattern` knows arguments, their sizes, which of the sizes that vary were always equal or the sum of two
+others, and constants. What it covers adds nothing to an inference. It looks at one layer of each class of a
+cache: layers of a class grow together. Plain loops: a generator costs more than all of the comparisons it
+makes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,8 +22,26 @@ _MOST_CONSTANTS = 8
 _CONSTANTS = (bool, int, float, str, type(None))
 
 
+class _Size:
+    """Axes that vary and had the same size in every call.
+
+    Attributes
+    ----------
+    now:
+        Their size in the call that is looked at; ``None`` until one of them was seen.
+    """
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now: int | None = None
+
+
 class _Anything:
     """Covers every value: what varies in kind is reported once and need not be looked at again."""
+
+    def sizes(self, value: Any, found: _Sizes) -> None:
+        """Add the size of every axis in `value`."""
 
     def covers(self, value: Any) -> bool:
         return True
@@ -30,7 +50,7 @@ class _Anything:
         return self
 
 
-class _Constants:
+class _Constants(_Anything):
     def __init__(self, value: Any) -> None:
         self.values = [value]
 
@@ -49,11 +69,12 @@ class _Constants:
         return self if len(self.values) <= _MOST_CONSTANTS else _Anything()
 
 
-class _Tensor:
+class _Tensor(_Anything):
     def __init__(self, value: torch.Tensor) -> None:
         self.kind = type(value)
         self.dtype = value.dtype
-        self.sizes: list[int | None] = list(value.shape)
+        # Of each axis: the one it has, or what it shares with other axes.
+        self.known: list[int | _Size] = list(value.shape)
 
     def covers(self, value: Any) -> bool:
         if value is None:
@@ -61,25 +82,35 @@ class _Tensor:
         if type(value) is not self.kind or value.dtype is not self.dtype:
             return False
         shape = value.shape
-        if len(shape) != len(self.sizes):
+        if len(shape) != len(self.known):
             return False
-        for size, known in zip(shape, self.sizes):  # noqa: B905, SIM110  # equal lengths
-            if known is not None and known != size:
+        for size, known in zip(shape, self.known):  # noqa: B905  # equal lengths
+            if type(known) is _Size:
+                if known.now is None:
+                    known.now = size
+                elif known.now != size:
+                    return False
+            elif known != size:
                 return False
         return True
 
     def absorb(self, value: Any) -> _Known:
         if value is None:
             return self
-        if type(value) is not self.kind or value.dtype is not self.dtype or value.dim() != len(self.sizes):
+        if type(value) is not self.kind or value.dtype is not self.dtype or value.dim() != len(self.known):
             return _Anything()
-        self.sizes = [
-            known if known == size else None for size, known in zip(value.shape, self.sizes, strict=True)
+        self.known = [
+            known if known == size else _Size() for size, known in zip(value.shape, self.known, strict=True)
         ]
         return self
 
+    def sizes(self, value: Any, found: _Sizes) -> None:
+        if isinstance(value, torch.Tensor):
+            for axis, size in enumerate(value.shape):
+                found[self, axis] = size
 
-class _Items:
+
+class _Items(_Anything):
     """A list, tuple, dict or model output."""
 
     def __init__(self, value: Any) -> None:
@@ -111,8 +142,13 @@ class _Items:
             self.children[key] = known_value(item) if known is None else known.absorb(item)
         return self
 
+    def sizes(self, value: Any, found: _Sizes) -> None:
+        for key, item in _children(value if type(value) is self.kind else ()):
+            if key in self.children:
+                self.children[key].sizes(item, found)
 
-class _Cache:
+
+class _Cache(_Anything):
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
         self.count = -1
@@ -151,8 +187,13 @@ class _Cache:
         self.layers = {i: k.absorb(getattr(layers[i], "keys", None)) for i, k in self.layers.items()}
         return self
 
+    def sizes(self, value: Any, found: _Sizes) -> None:
+        if getattr(value, "layers", None):
+            for index, known in self.layers.items():
+                known.sizes(getattr(value.layers[index], "keys", None), found)
 
-class _Caches:
+
+class _Caches(_Anything):
     """An encoder-decoder cache: two caches."""
 
     names = ("self_attention_cache", "cross_attention_cache")
@@ -179,8 +220,12 @@ class _Caches:
         ]
         return self
 
+    def sizes(self, value: Any, found: _Sizes) -> None:
+        for name, child in zip(self.names, self.children, strict=True):
+            child.sizes(getattr(value, name, None), found)
 
-class _Object:
+
+class _Object(_Anything):
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
 
@@ -191,7 +236,8 @@ class _Object:
         return self if self.covers(value) else _Anything()
 
 
-_Known = _Anything | _Constants | _Tensor | _Items | _Cache | _Caches | _Object
+_Known = _Anything
+_Sizes = dict[tuple[_Tensor, int], int]
 
 
 def _children(value: Any) -> Any:
@@ -223,12 +269,17 @@ class Pattern:
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
         self._known: dict[str, _Known] = {}
+        self._history: list[_Sizes] = []
+        self._sizes: list[_Size] = []
+        self._sums: list[tuple[_Size, _Size, _Size]] = []
 
     def covers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call shows nothing new."""
         known = self._known
         if len(args) > len(self._names):
             return False
+        for each in self._sizes:
+            each.now = None
         for name, value in zip(self._names, args):  # noqa: B905  # fewer arguments than names is usual
             found = known.get(name)
             if found is None or not found.covers(value):
@@ -237,6 +288,9 @@ class Pattern:
             found = known.get(name)
             if found is None or not found.covers(value):
                 return False
+        for total, one, other in self._sums:
+            if None not in (total.now, one.now, other.now) and total.now != one.now + other.now:  # type: ignore[operator]
+                return False
         return True
 
     def absorb(self, arguments: Mapping[str, Any]) -> None:
@@ -244,3 +298,33 @@ class Pattern:
         for name, value in arguments.items():
             found = self._known.get(name)
             self._known[name] = known_value(value) if found is None else found.absorb(value)
+
+    def absorb_call(self, arguments: Mapping[str, Any]) -> None:
+        """Learn from a whole call: its sizes belong together."""
+        self.absorb(arguments)
+        sizes: _Sizes = {}
+        for name, value in arguments.items():
+            self._known[name].sizes(value, sizes)
+        self._history.append(sizes)
+        self._relate()
+
+    def _relate(self) -> None:
+        """Find out which of the axes that vary had equal sizes in all calls, and which are sums."""
+        equal: dict[tuple[int | None, ...], _Size] = {}
+        for tensor, axis in dict.fromkeys(key for sizes in self._history for key in sizes):
+            if axis < len(tensor.known) and type(tensor.known[axis]) is _Size:
+                row = tuple(sizes.get((tensor, axis)) for sizes in self._history)
+                tensor.known[axis] = equal.setdefault(row, _Size())
+        self._sizes = list(equal.values())
+        self._sums = [
+            (equal[total], equal[one], equal[other])
+            for one, other in itertools.combinations(equal, 2)
+            for total in equal
+            if _is_sum(total, one, other)
+        ]
+
+
+def _is_sum(total: Sequence[int | None], one: Sequence[int | None], other: Sequence[int | None]) -> bool:
+    rows = [row for row in zip(total, one, other, strict=True) if None not in row]
+    # A single call shows nothing.
+    return len(rows) > 1 and all(a == b + c for a, b, c in rows)  # type: ignore[operator]

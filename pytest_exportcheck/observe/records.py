@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from ..pytrees import clone_tree, flatten_with_paths
 from .candidate import InputCandidate
+from .placement import Placed
 from .signature import CallSignature
 
 __all__ = ["InputObserverInfo", "ObserverWarning", "RecordedCall", "shape_only", "structure_of"]
@@ -20,11 +21,10 @@ class ObserverWarning(UserWarning):
     """A call could not be recorded (it went on undisturbed), or what was inferred needs a second look."""
 
 
-@dataclass(eq=False)
 class RecordedCall:
     """One call, whole: nothing in it shares memory with the caller's tensors.
 
-    Attributes
+    Parameters
     ----------
     index:
         Position among the recorded calls.
@@ -36,23 +36,55 @@ class RecordedCall:
         Seconds the call took.
     positional:
         How many of `arguments`, from the first, were passed by position; ``None`` if that is not known.
+    number:
+        Position among all calls that were made, recorded or not; ``None``: the same as `index`.
+
+    Attributes
+    ----------
+    arguments, outputs:
+        As above. New copies at every use if the values are kept elsewhere (see `placed`).
     """
 
-    index: int
-    arguments: dict[str, Any]
-    outputs: Any
-    duration: float
-    positional: int | None = None
-    _leaves: dict[str, Any] | None = field(default=None, repr=False)
+    def __init__(
+        self,
+        index: int,
+        arguments: dict[str, Any],
+        outputs: Any,
+        duration: float,
+        positional: int | None = None,
+        number: int | None = None,
+    ) -> None:
+        self.index = index
+        self.duration = duration
+        self.positional = positional
+        self.number = index if number is None else number
+        self._arguments: dict[str, Any] | Placed = arguments
+        self._outputs = outputs
+        self._names = tuple(arguments)
+        self._extra: dict[str, Any] = {}
+        self._leaves: dict[str, Any] | None = None
+        self._stubs: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"RecordedCall({self.number}, {', '.join(self._names)})"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        if isinstance(self._arguments, Placed):
+            loaded = self._arguments.load()
+            return {name: loaded[name] if name in loaded else self._extra[name] for name in self._names}
+        return self._arguments
+
+    @property
+    def outputs(self) -> Any:
+        return self._outputs.load() if isinstance(self._outputs, Placed) else self._outputs
 
     def leaves(self) -> dict[str, Any]:
         """Leaf by path (``cache.layers.0.keys``), in flatten order. Needs the flattening functions."""
+        if isinstance(self._arguments, Placed):
+            return _leaves(self.arguments)
         if self._leaves is None:
-            self._leaves = {
-                path: leaf
-                for name, value in self.arguments.items()
-                for path, leaf in flatten_with_paths(value, name)
-            }
+            self._leaves = _leaves(self._arguments)
         return self._leaves
 
     def output_leaves(self) -> list[tuple[str, Any]]:
@@ -62,7 +94,50 @@ class RecordedCall:
     @property
     def by_name(self) -> bool:
         """Whether an argument was passed by keyword."""
-        return self.positional is not None and self.positional < len(self.arguments)
+        return self.positional is not None and self.positional < len(self._names)
+
+    def shapes(self) -> RecordedCall:
+        """This call with tensors that hold one element of memory each, and no outputs."""
+        if self._stubs is None:
+            self._stubs = shape_only(self.arguments)
+        return RecordedCall(self.index, self._stubs, None, self.duration, self.positional, self.number)
+
+    def placed(self, place: str) -> RecordedCall:
+        """This call with its values kept at `place`, one of `PLACES`; its shapes stay at hand."""
+        if place == "device":
+            return self
+        twin = copy.copy(self)
+        twin._stubs = shape_only(self.arguments)
+        twin._arguments, twin._outputs = Placed(self.arguments, place), Placed(self.outputs, place)
+        twin._leaves = None
+        return twin
+
+    def edited(
+        self,
+        without: Collection[str] = (),
+        constants: Mapping[str, Any] | None = None,
+        index: int | None = None,
+    ) -> RecordedCall:
+        """A copy that lacks arguments, or has other constants, or another index."""
+        added = dict(constants or {})
+        twin = copy.copy(self)
+        twin.index = self.index if index is None else index
+        twin._names = tuple(name for name in dict.fromkeys([*self._names, *added]) if name not in without)
+        if self.positional is not None:
+            twin.positional = self.positional - sum(n in without for n in self._names[: self.positional])
+        twin._leaves = None
+        if isinstance(self._arguments, Placed):
+            twin._arguments = self._arguments.without({*without, *added})
+            twin._extra = {**self._extra, **added}
+        else:
+            twin._arguments = {n: added[n] if n in added else self._arguments[n] for n in twin._names}
+        if self._stubs is not None:
+            twin._stubs = {n: added[n] if n in added else self._stubs[n] for n in twin._names}
+        return twin
+
+
+def _leaves(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {path: leaf for name, value in arguments.items() for path, leaf in flatten_with_paths(value, name)}
 
 
 @dataclass
@@ -155,26 +230,31 @@ def _is_plain(value: Any) -> bool:
 
 def shape_only(arguments: dict[str, Any]) -> dict[str, Any]:
     """`arguments` with tensors of the same shape, dtype and device that hold one element of memory each."""
-
-    def stub(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return torch.zeros((), dtype=leaf.dtype, device=leaf.device).expand(leaf.shape)
-        return clone_tree(leaf)
-
-    stubs: dict[str, Any] = _pytree.tree_map(stub, arguments)
+    stubs: dict[str, Any] = clone_tree(
+        arguments, lambda t: torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape)
+    )
     return stubs
 
 
 def structure_of(calls: Iterable[RecordedCall]) -> set[tuple[Any, ...]]:
-    """What calls show: ``(path,)`` of each tensor, ``(path, axis)`` of each axis that varies."""
-    shapes: dict[str, set[tuple[int, ...]]] = {}
-    for call in calls:
-        for path, leaf in call.leaves().items():
-            if isinstance(leaf, torch.Tensor):
-                shapes.setdefault(path, set()).add(tuple(leaf.shape))
+    """What calls show of an interface.
+
+    ``(path,)`` of each tensor, ``(path, axis)`` of each axis that varies, ``(path, "absent")`` of each tensor
+    that a call lacks. No constants: calls that differ in one need a graph each, which the shapes of the one
+    that is not kept tell as well.
+    """
+    shapes: dict[str, list[tuple[int, ...]]] = {}
     shown: set[tuple[Any, ...]] = set()
+    count = 0
+    for call in calls:
+        count += 1
+        for path, leaf in call.shapes().leaves().items():
+            if isinstance(leaf, torch.Tensor):
+                shapes.setdefault(path, []).append((*leaf.shape,))
     for path, seen in shapes.items():
         shown.add((path,))
+        if len(seen) < count:
+            shown.add((path, "absent"))
         if len({len(shape) for shape in seen}) > 1:
             shown.add((path, "rank"))
             continue

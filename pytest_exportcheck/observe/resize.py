@@ -94,13 +94,16 @@ def resize_arguments(
         Calls whose tensors are used where `arguments` holds an empty one.
     """
     resized = {}
+    of_donors: list[dict[str, Any]] = []
     for name, value in arguments.items():
         leaves, spec = _pytree.tree_flatten(value)
         paths = [path for path, _ in flatten_with_paths(value, name)]
         new = []
         for path, leaf in zip(paths, leaves, strict=True):
             if isinstance(leaf, torch.Tensor) and isinstance(shapes.leaves.get(path), TensorLeaf):
-                others = [d.leaves()[path] for d in donors if isinstance(d.leaves().get(path), torch.Tensor)]
+                if not leaf.numel() and not of_donors:
+                    of_donors = [donor.leaves() for donor in donors]
+                others = [have[path] for have in of_donors if isinstance(have.get(path), torch.Tensor)]
                 new.append(_resample(leaf, shapes.dims(path, sizes), others))
             else:
                 new.append(leaf)

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_exportcheck import InputObserver, ObserverWarning, make_dynamic_cache
+from pytest_exportcheck import (
+    InputObserver,
+    ObserverWarning,
+    make_dynamic_cache,
+    register_flattening_functions,
+)
+from pytest_exportcheck.observe import infer_shapes
 
 from .helpers import DYNAMIC as D
 from .helpers import call, f, module, observe, shapes_of
@@ -65,6 +71,35 @@ def test_shapes_beyond_the_limit_count() -> None:
     for shape_call in observer.info.shape_calls:
         for tensor in shape_call.arguments.values():
             assert tensor.untyped_storage().nbytes() == 4
+
+
+def test_sizes_that_were_equal_by_chance_are_told_apart_by_a_call_beyond_the_limit() -> None:
+    calls = [call(f(n, n, 3 * n)) for n in (2, 3, 4)]
+    assert observe(Net(), *calls).infer_dynamic_shapes(dim_names=True) == (
+        {0: "x_dim_0", 1: "x_dim_0", 2: "x_dim_2"},
+    )
+    calls += [call(f(n, n, 3 * n)) for n in range(5, 9)] + [call(f(2, 5, 6)), call(f(3, 7, 9))]
+    observer = observe(Net(), *calls, store_n_calls=3)
+    assert observer.infer_dynamic_shapes(dim_names=True) == ({0: "x_dim_0", 1: "x_dim_1", 2: "x_dim_2"},)
+    assert len(observer.info.shape_calls) == 1
+
+
+@pytest.mark.parametrize(("last", "expected"), [(9, "past + seq"), (8, "length")])
+def test_a_sum_that_a_call_beyond_the_limit_breaks_is_no_relation(last: int, expected: str) -> None:
+    def cached(past: int, seq: int, total: int) -> Any:
+        cache = make_dynamic_cache([(f(2, 2, past, 4), f(2, 2, past, 4))])
+        return call(input_ids=f(2, seq), attention_mask=f(2, total), cache=cache)
+
+    net, observer = module(lambda input_ids, attention_mask, cache: 0), InputObserver()
+    with observer(net, store_n_calls=3):
+        for args, kwargs in (cached(4, 3, 7), cached(7, 1, 8), cached(8, 2, 10), cached(6, 5, 11)):
+            net(*args, **kwargs)
+        assert not observer.info.shape_calls
+        args, kwargs = cached(7, 2, last)
+        net(*args, **kwargs)
+    with register_flattening_functions():
+        shapes = infer_shapes([*observer.info.calls, *(c.edited(index=3) for c in observer.info.shape_calls)])
+    assert str(shapes.leaves["attention_mask"]) == f"float32[2, {expected}]"
 
 
 def test_shapes_only() -> None:
