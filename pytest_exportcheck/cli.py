@@ -1,36 +1,54 @@
-"""The `exportcheck` command: what can be done with specs without pytest."""
+"""The `exportcheck` command: what can be done with specs and reports without pytest."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import click
+
 from . import __version__
-from .errors import SpecError
 
 __all__ = ["main"]
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="pytest-exportcheck %(version)s")
+def cli() -> None:
+    """Specs and reports of pytest-exportcheck.
+
+    Exit status: 0 fine, 1 problems found, 2 wrong usage.
+    """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status (0 fine, 1 problems found, 2 wrong usage)."""
-    parser = argparse.ArgumentParser(prog="exportcheck", description="Specs of pytest-exportcheck.")
-    parser.add_argument("--version", action="version", version=f"pytest-exportcheck {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    lint = commands.add_parser("lint", help="check spec files; nothing is loaded or run")
-    lint.add_argument("specs", nargs="+", type=Path, metavar="SPEC", help="a spec file, or a folder of them")
-    commands.add_parser("schema", help="print the JSON Schema of the spec format, for editors")
-    arguments = parser.parse_args(argv)
-    if arguments.command == "lint":
-        return _lint(arguments.specs)
-    from .spec.schema import schema_text
+    try:
+        arguments = None if argv is None else list(argv)
+        status = cli.main(arguments, prog_name="exportcheck", standalone_mode=False)
+    except click.ClickException as error:
+        # One line, whatever was wrong.
+        print(f"exportcheck: {' '.join(error.format_message().split())}", file=sys.stderr)
+        return error.exit_code
+    except click.Abort:
+        print("exportcheck: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 1
+    return int(status or 0)
 
-    print(schema_text(), end="")
-    return 0
+
+# Specs.
 
 
-def _lint(paths: Sequence[Path]) -> int:
+@cli.command()
+@click.argument("specs", nargs=-1, required=True, type=_FILE)
+def lint(specs: tuple[Path, ...]) -> int:
+    """Check spec files, or the spec files of folders; nothing is loaded or run."""
+    from .errors import SpecError
     from .expectations import expectation_problems
     from .registry import exporter_names, patch_mode_names
     from .spec import load_spec
@@ -38,20 +56,20 @@ def _lint(paths: Sequence[Path]) -> int:
     known = {"exporters": exporter_names(), "patch_modes": patch_mode_names()}
     root = Path.cwd()
     bad = 0
-    files = [file for path in paths for file in _spec_files(path)]
+    files = [file for path in specs for file in _spec_files(path)]
     for file in files:
         try:
             problems = expectation_problems(load_spec(file.resolve(), root, known=known))
         except SpecError as error:
             problems = error.problems
         except OSError as error:
-            print(f"{file}: {error.strerror or error}")
+            click.echo(f"{file}: {error.strerror or error}")
             bad += 1
             continue
         for problem in problems:
-            print(problem)
+            click.echo(problem)
         bad += bool(problems)
-    print(f"{len(files)} specs, {bad} with problems", file=sys.stderr)
+    click.echo(f"{len(files)} specs, {bad} with problems", err=True)
     return 1 if bad else 0
 
 
@@ -64,3 +82,81 @@ def _spec_files(path: Path) -> list[Path]:
 
     files = (file for suffix in ("*.yaml", "*.yml") for file in path.rglob(suffix))
     return sorted(file for file in files if FOLDER not in file.parts and is_spec_file(file))
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of the spec format, for editors."""
+    from .spec.schema import schema_text
+
+    click.echo(schema_text(), nl=False)
+
+
+# Reports.
+
+
+@cli.command()
+@click.argument("reports", nargs=-1, required=True, type=_FILE)
+@click.option("-o", "--output", required=True, type=_FILE, help="The merged report.")
+def merge(reports: tuple[Path, ...], output: Path) -> int:
+    """Put the JSON REPORTS of several shards together; a case that several ran keeps its worst verdict."""
+    from .reports.json_report import write_data
+    from .reports.matrix import counts
+    from .reports.read import ReportError, read_report
+    from .reports.read import merge as union
+
+    try:
+        data, notes = union([read_report(path) for path in reports])
+        write_data(output, data)
+    except ReportError as error:
+        raise _Wrong(str(error)) from None
+    except OSError as error:
+        raise _Wrong(f"{output}: {error.strerror or error}") from None
+    for note in notes:
+        click.echo(note, err=True)
+    cases = data["cases"]
+    click.echo(f"{output}: {len(cases)} cases of {len(reports)} reports: {counts(cases)}", err=True)
+    return 0
+
+
+@cli.command()
+@click.argument("before", type=_FILE)
+@click.argument("after", type=_FILE)
+@click.option(
+    "--format", "kind", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True
+)
+@click.option("-o", "--output", type=_FILE, help="Write to this file instead of the terminal.")
+def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
+    """What changed between two JSON reports; exit status 1 if something got worse.
+
+    Cases that got less far (by stage) or whose errors grew beyond noise are worse. Shapes, node counts, sizes
+    and CPU seconds are shown where they changed beyond noise.
+    """
+    from .reports import comparison
+    from .reports.compare import compare as compare_reports
+    from .reports.read import ReportError, read_report
+
+    try:
+        found = compare_reports(read_report(before), read_report(after))
+    except ReportError as error:
+        raise _Wrong(str(error)) from None
+    write = {"text": comparison.as_text, "markdown": comparison.as_markdown, "json": comparison.as_json}
+    text = write[kind](found)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise _Wrong(f"{output}: {error.strerror or error}") from None
+    return 1 if found.worse else 0
+
+
+class _Wrong(click.ClickException):
+    """Wrong input: the exit status of wrong usage."""
+
+    exit_code = 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -484,8 +484,9 @@ def _fail_if_frozen(frozen: list[str], error: type[ExportCheckError], record: di
         raise error(f"{len(frozen)} dynamic axes became constants", details=frozen)
 
 
-def facts_of(observation: Observation) -> Mapping[str, Any]:
+def facts_of(observation: CheckedObservation) -> Mapping[str, Any]:
     """What the record of a spec's shapes check says about the observation."""
     warnings = [warning for graph in observation.graphs.values() for warning in graph.shapes.warnings]
     graphs = [name for name in observation.graphs if name]
-    return {"calls": len(observation.calls), "graphs": graphs, "warnings": warnings}
+    shapes = {name or "": dict(golden.inputs) for name, golden in observation.golden_graphs().items()}
+    return {"calls": len(observation.calls), "graphs": graphs, "warnings": warnings, "shapes": shapes}

@@ -14,7 +14,7 @@ from typing import Any
 from ..goldens import write_atomically
 from .record import json_ready, sort_key, to_plain
 
-__all__ = ["SCHEMA", "environment", "package_versions", "write_json"]
+__all__ = ["SCHEMA", "environment", "package_versions", "write_data", "write_json"]
 
 SCHEMA = 1
 
@@ -72,6 +72,10 @@ def environment(arguments: Sequence[str]) -> dict[str, Any]:
 
 def write_json(path: Path, facts: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> None:
     """Write the report; `OSError` if that cannot be done, and then the old file is untouched."""
-    data = {"schema": SCHEMA, "environment": facts, "cases": sorted(records, key=sort_key)}
+    write_data(path, {"schema": SCHEMA, "environment": facts, "cases": sorted(records, key=sort_key)})
+
+
+def write_data(path: Path, data: Mapping[str, Any]) -> None:
+    """Write the data of a report; `OSError` as above."""
     text = json.dumps(json_ready(to_plain(data)), indent=1, allow_nan=False, ensure_ascii=False)
     write_atomically(path, text + "\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 from .matrix import Matrix, cell_text, counts, is_case
 
-__all__ = ["markdown"]
+__all__ = ["markdown", "markdown_cell"]
 
 _FAILED = ("fail", "crash", "timeout", "xpass")
 
@@ -18,16 +18,16 @@ def markdown(records: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) ->
     lines = ["## exportcheck", "", f"{len(cases)} cases: {counts(cases)}", ""]
     matrix = Matrix.of(records)
     for group in matrix.groups:
-        lines += [f"### {_cell(group.label)}", ""]
-        lines.append("| spec | " + " | ".join(map(_cell, group.columns)) + " |")
+        lines += [f"### {markdown_cell(group.label)}", ""]
+        lines.append("| spec | " + " | ".join(map(markdown_cell, group.columns)) + " |")
         lines.append("|---" * (len(group.columns) + 1) + "|")
         for row in matrix.rows:
             cells = [matrix.cell(group, row, column) for column in group.columns]
-            shown = [f"**{_cell(text)}**" if text.split()[0].isupper() else _cell(text) for text in cells]
-            lines.append(f"| {_cell(row)} | " + " | ".join(shown) + " |")
+            shown = [_verdict_cell(text) for text in cells]
+            lines.append(f"| {markdown_cell(row)} | " + " | ".join(shown) + " |")
         lines.append("")
     lines += _failures(records)
-    lines += [f"{_cell(note)}  " for note in notes]
+    lines += [f"{markdown_cell(note)}  " for note in notes]
     return "\n".join(lines) + "\n"
 
 
@@ -37,7 +37,7 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield "### Failures"
         yield ""
     for record in failed:
-        yield f"- {_code(record['nodeid'])} **{_cell(cell_text(record['verdict']))}**"
+        yield f"- {_code(record['nodeid'])} **{markdown_cell(cell_text(record['verdict']))}**"
         message = record.get("message")
         if message:
             yield ""
@@ -45,7 +45,12 @@ def _failures(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             yield ""
 
 
-def _cell(text: str) -> str:
+def _verdict_cell(text: str) -> str:
+    """What a person must look at is bold."""
+    return f"**{markdown_cell(text)}**" if text.split()[0].isupper() else markdown_cell(text)
+
+
+def markdown_cell(text: str) -> str:
     """Text that Markdown shows as it is, also inside a table."""
     for char in "\\`*_|<>[]":
         text = text.replace(char, f"\\{char}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["NOT_RUN", "Group", "Matrix", "cell_text", "counts", "is_case"]
+__all__ = ["NOT_RUN", "Group", "Matrix", "cell_text", "counts", "is_case", "worst_verdict"]
 
 Record = Mapping[str, Any]
 
@@ -90,7 +90,7 @@ class Matrix:
                 rows = [_row(names[record["spec"]], record["graph"])]
             for row in rows:
                 before = group.cells.get((row, column))
-                group.cells[row, column] = _worst(before, record["verdict"])
+                group.cells[row, column] = worst_verdict(before, record["verdict"])
         for group in groups.values():
             group.columns.sort(key=lambda column: (column != _SHAPES, column))
         rows = [row for spec in graphs for row in (list(graphs[spec]) or [names[spec]])]
@@ -124,7 +124,8 @@ def counts(records: Iterable[Record]) -> str:
     return ", ".join(f"{found[kind]} {text}" for kind, text in _COUNTS.items() if found[kind])
 
 
-def _worst(first: str | None, second: str) -> str:
+def worst_verdict(first: str | None, second: str) -> str:
+    """The worse of two verdicts; the first of two that are equally bad."""
     if first is None:
         return second
     return min(first, second, key=lambda verdict: _WORST.index(verdict.split()[0]))

@@ -30,7 +30,24 @@ def test_schema(capsys):
 
 
 def test_version(capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(["--version"])
-    assert stop.value.code == 0
+    assert main(["--version"]) == 0
     assert __version__ in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["lnt"], "exportcheck: No such command 'lnt'."),
+        (["lint"], "exportcheck: Missing argument 'SPECS...'."),
+        (
+            ["compare", "a.json", "b.json", "--format", "pdf"],
+            "exportcheck: Invalid value for '--format': 'pdf' is",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(message)
+    assert err.count("\n") == 1

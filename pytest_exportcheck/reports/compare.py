@@ -1,0 +1,234 @@
+"""What changed between two runs: which cases got less far, which numbers got worse.
+
+Verdicts are ranked by the stage that was reached. Numbers, sizes and times are ratios, flagged beyond a
+noise band that is stated with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import STAGES
+from .read import CaseKey, Report, case_key, case_name
+
+__all__ = ["ERROR_BAND", "NODES_BAND", "SIZE_BAND", "TIME_BAND", "Change", "Comparison", "compare"]
+
+#: An error counts as grown beyond this ratio, and only if it is more than `_ERROR_SHARE` of what is allowed:
+#: runs of one model on one machine differ by less, another order of a sum by 2 to 3.
+ERROR_BAND = 4.0
+_ERROR_SHARE = 0.01
+
+#: Ratios of node counts, of model sizes and of CPU seconds beyond which they are shown. Times of a shared
+#: machine vary by half; of a stage below `_LEAST_SECONDS` nothing is said.
+NODES_BAND = 1.05
+SIZE_BAND = 1.05
+TIME_BAND = 1.5
+_LEAST_SECONDS = 1.0
+
+#: Rank of a case that came to its end.
+_END = len(STAGES)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is not as before.
+
+    Attributes
+    ----------
+    case:
+        As `case_name` writes it.
+    kind:
+        ``verdict``, ``shapes``, ``error``, ``nodes``, ``size`` or ``time``.
+    effect:
+        ``worse``, ``better`` or ``other``. Only what a user would call a regression is worse: a verdict, an
+        error that grew. More nodes or seconds are ``other``.
+    text:
+        From what to what.
+    before, after:
+        The two values; ``None`` where a case was not run.
+    """
+
+    case: str
+    kind: str
+    effect: str
+    text: str
+    before: Any = None
+    after: Any = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs compared.
+
+    Attributes
+    ----------
+    packages:
+        ``torch 2.12.0 -> 2.13.0``, for each package that differs.
+    changes:
+        In the order of the cases.
+    unchanged:
+        Cases without any change.
+    only_before, only_after:
+        Names of cases that one run does not have.
+    """
+
+    before: str
+    after: str
+    packages: Sequence[str]
+    changes: Sequence[Change]
+    unchanged: int
+    only_before: Sequence[str] = ()
+    only_after: Sequence[str] = ()
+    bands: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "error": ERROR_BAND,
+            "nodes": NODES_BAND,
+            "size": SIZE_BAND,
+            "time": TIME_BAND,
+        }
+    )
+
+    def of(self, effect: str) -> list[Change]:
+        """The changes of one effect."""
+        return [change for change in self.changes if change.effect == effect]
+
+    @property
+    def worse(self) -> bool:
+        """Whether anything got worse."""
+        return bool(self.of("worse"))
+
+
+def compare(before: Report, after: Report) -> Comparison:
+    """Compare two runs case by case."""
+    old, new = before.by_key(), after.by_key()
+    changes: list[Change] = []
+    unchanged = 0
+    for key in old.keys() & new.keys():
+        found = list(_changes(key, old[key], new[key]))
+        changes += found
+        unchanged += not found
+    changes.sort(key=lambda change: change.case)
+    return Comparison(
+        before.name,
+        after.name,
+        _packages(before, after),
+        changes,
+        unchanged,
+        sorted(case_name(key) for key in old.keys() - new.keys()),
+        sorted(case_name(key) for key in new.keys() - old.keys()),
+    )
+
+
+def _packages(before: Report, after: Report) -> list[str]:
+    old, new = before.environment.get("packages") or {}, after.environment.get("packages") or {}
+    return [
+        f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _reached(record: Mapping[str, Any]) -> int | None:
+    """How far a case got, as the rank of its stage; ``None`` if it was skipped."""
+    kind, _, stage = record["verdict"].partition(" ")
+    if kind == "skip":
+        return None
+    if kind in ("pass", "xpass"):
+        return _END
+    return STAGES.index(stage) if stage in STAGES else 0
+
+
+def _changes(key: CaseKey, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    name = case_name(key)
+    assert case_key(new) == key
+    if old["verdict"] != new["verdict"]:
+        yield Change(
+            name,
+            "verdict",
+            _effect(old, new),
+            f"{old['verdict']} -> {new['verdict']}" + _first_line(new),
+            old["verdict"],
+            new["verdict"],
+        )
+    yield from _shapes(name, old, new)
+    yield from _errors(name, old, new)
+    for kind, field_name, band in (("nodes", "nodes", NODES_BAND), ("size", "model_bytes", SIZE_BAND)):
+        yield from _ratio(name, kind, old.get(field_name), new.get(field_name), band)
+    yield from _ratio(name, "time", _seconds(old), _seconds(new), TIME_BAND)
+
+
+def _effect(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    was, now = _reached(old), _reached(new)
+    if was is None or now is None:
+        # Skipped: nobody looked. A case that passed and is not looked at any more is a loss.
+        return "worse" if now is None and was == _END else "other"
+    if was != now:
+        return "worse" if now < was else "better"
+    # The same stage: what was expected to fail and is not expected any more, or the reverse.
+    bad = ("fail", "crash", "timeout", "xpass")
+    kinds = [record["verdict"].split()[0] in bad for record in (old, new)]
+    return {(False, True): "worse", (True, False): "better"}.get((kinds[0], kinds[1]), "other")
+
+
+def _first_line(record: Mapping[str, Any]) -> str:
+    lines = str(record.get("message") or "").strip().splitlines()
+    return f": {lines[0]}" if lines and record["verdict"] != "pass" else ""
+
+
+def _shapes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    before, after = old.get("shapes"), new.get("shapes")
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return
+    for graph in dict.fromkeys([*before, *after]):
+        was, now = before.get(graph) or {}, after.get(graph) or {}
+        for path in dict.fromkeys([*was, *now]):
+            if was.get(path) != now.get(path):
+                shown = f"{graph}.{path}" if graph else path
+                text = f"{shown}: {was.get(path, 'absent')} -> {now.get(path, 'absent')}"
+                yield Change(name, "shapes", "other", text, was.get(path), now.get(path))
+
+
+def _number(value: Any) -> float | None:
+    """A float of a report, in which ``nan`` and ``inf`` are strings."""
+    try:
+        return None if value is None or isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _errors(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    known = {output["path"]: output for output in old.get("outputs") or ()}
+    for output in new.get("outputs") or ():
+        before, after = known.get(output["path"]), _number(output.get("max_abs"))
+        was = None if before is None else _number(before.get("max_abs"))
+        if was is None or after is None or was == after:
+            continue
+        allowed = _number(output.get("atol")) or 0.0
+        floor = _ERROR_SHARE * allowed
+        ratio = max(after, floor) / max(was, floor) if max(was, floor) else float("inf")
+        if ratio > ERROR_BAND or ratio < 1 / ERROR_BAND:
+            text = f"{output['path']}: max abs {was:.1e} -> {after:.1e} ({ratio:.2g}x, atol {allowed:.1e})"
+            yield Change(name, "error", "worse" if ratio > 1 else "better", text, was, after)
+
+
+def _ratio(name: str, kind: str, was: Any, now: Any, band: float) -> Iterator[Change]:
+    old, new = _number(was), _number(now)
+    if not old or not new:
+        return
+    if kind == "time" and max(old, new) < _LEAST_SECONDS:
+        return
+    ratio = new / old
+    if ratio > band or ratio < 1 / band:
+        unit = {"size": " bytes", "time": " CPU s"}.get(kind, "")
+        shown = f"{old:.1f} -> {new:.1f}" if kind == "time" else f"{old:.0f} -> {new:.0f}"
+        yield Change(name, kind, "other", f"{kind} {shown}{unit} ({ratio:.2f}x)", was, now)
+
+
+def _seconds(record: Mapping[str, Any]) -> float | None:
+    """CPU seconds of a case that came to its end; how long a failure took says little."""
+    if record["verdict"] != "pass":
+        return None
+    spent = (record.get("durations") or {}).values()
+    return sum(float(stage.get("cpu_s") or 0.0) for stage in spent) or None

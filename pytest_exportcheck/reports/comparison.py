@@ -1,0 +1,83 @@
+"""A comparison of two runs as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+
+from .compare import Change, Comparison
+from .markdown import markdown_cell
+from .record import json_ready
+
+__all__ = ["as_json", "as_markdown", "as_text"]
+
+#: Order and headings of the effects.
+_HEADINGS = {"worse": "Got worse", "better": "Got better", "other": "Changed"}
+
+#: Longer lists of cases that only one run has are cut.
+_MOST_NAMES = 10
+
+
+def as_json(comparison: Comparison) -> str:
+    """Everything, for machines."""
+    data = {"worse": comparison.worse, **dataclasses.asdict(comparison)}
+    return json.dumps(json_ready(data), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def as_text(comparison: Comparison) -> str:
+    """For a terminal: what got worse first."""
+    lines = [f"exportcheck compare: {comparison.before} -> {comparison.after}"]
+    lines += [f"  {package}" for package in comparison.packages] or ["  the same packages"]
+    for effect, heading in _HEADINGS.items():
+        changes = comparison.of(effect)
+        if changes:
+            lines += ["", f"{heading} ({len(changes)}):"]
+            lines += _by_case(changes)
+    for what, names in _missing(comparison):
+        lines += ["", f"{what} ({len(names)}):", *(f"  {name}" for name in names[:_MOST_NAMES])]
+        if len(names) > _MOST_NAMES:
+            lines.append(f"  and {len(names) - _MOST_NAMES} more")
+    lines += ["", _summary(comparison)]
+    return "\n".join(lines) + "\n"
+
+
+def _by_case(changes: list[Change]) -> Iterator[str]:
+    case = None
+    for change in changes:
+        if change.case != case:
+            case = change.case
+            yield f"  {case}"
+        yield f"    {change.text}"
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """For a pull request."""
+    verdict = "something got worse" if comparison.worse else "nothing got worse"
+    lines = [f"## exportcheck compare: {verdict}", ""]
+    lines += [f"- {markdown_cell(package)}" for package in comparison.packages] or ["- the same packages"]
+    for effect, heading in _HEADINGS.items():
+        changes = comparison.of(effect)
+        if changes:
+            lines += ["", f"### {heading}", "", "| case | what | change |", "|---|---|---|"]
+            lines += [
+                f"| {markdown_cell(change.case)} | {change.kind} | {markdown_cell(change.text)} |"
+                for change in changes
+            ]
+    for what, names in _missing(comparison):
+        lines += ["", f"### {what}", "", *(f"- {markdown_cell(name)}" for name in names)]
+    lines += ["", markdown_cell(_summary(comparison))]
+    return "\n".join(lines) + "\n"
+
+
+def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
+    if comparison.only_before:
+        yield f"Only in {comparison.before}", list(comparison.only_before)
+    if comparison.only_after:
+        yield f"Only in {comparison.after}", list(comparison.only_after)
+
+
+def _summary(comparison: Comparison) -> str:
+    counts = ", ".join(f"{len(comparison.of(effect))} {effect}" for effect in _HEADINGS)
+    bands = ", ".join(f"{name} {band:g}x" for name, band in comparison.bands.items())
+    return f"{counts}, {comparison.unchanged} cases unchanged (noise bands: {bands})"

@@ -1,0 +1,137 @@
+"""Reading reports back, and putting those of several machines together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .json_report import SCHEMA
+from .matrix import worst_verdict
+from .record import sort_key
+
+__all__ = ["CaseKey", "Report", "ReportError", "case_key", "case_name", "merge", "read_report"]
+
+#: What tells a case from every other one of a run.
+_FIELDS = ("spec", "exporter", "patch_mode", "device", "dtype", "graph")
+
+CaseKey = tuple[str, str | None, str | None, str, str, str | None]
+
+
+class ReportError(ValueError):
+    """A file is no report, or one of a version that cannot be read; the message names the file."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A JSON report.
+
+    Attributes
+    ----------
+    name:
+        As messages name it.
+    environment:
+        Packages, machine, options of the run.
+    cases:
+        Records, one per case and shapes check.
+    """
+
+    name: str
+    environment: Mapping[str, Any]
+    cases: Sequence[Mapping[str, Any]]
+
+    def by_key(self) -> dict[CaseKey, Mapping[str, Any]]:
+        """Record by case; of several of one case the worst."""
+        found: dict[CaseKey, Mapping[str, Any]] = {}
+        for record in self.cases:
+            key = case_key(record)
+            found[key] = record if key not in found else _worse(found[key], record)
+        return found
+
+
+def case_key(record: Mapping[str, Any]) -> CaseKey:
+    """The identity of the case of a record."""
+    spec, exporter, patch_mode, device, dtype, graph = (record[field] for field in _FIELDS)
+    return spec, exporter, patch_mode, device, dtype, graph
+
+
+def case_name(key: CaseKey) -> str:
+    """``model_specs/llama.yaml [cpu-float32-onnx-dynamo-none]``."""
+    spec, exporter, patch_mode, device, dtype, graph = key
+    parts = [device, dtype, exporter or "shapes", patch_mode, graph]
+    return f"{spec} [{'-'.join(part for part in parts if part)}]"
+
+
+def read_report(path: Path) -> Report:
+    """Read a report that ``--exportcheck-report`` wrote.
+
+    Raises
+    ------
+    ReportError
+        The file cannot be read, is no report, or has another schema version.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:  # also UnicodeDecodeError
+        raise ReportError(f"{path}: not a JSON report: {error}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
+        raise ReportError(f"{path}: not a report of --exportcheck-report: it has no list of cases")
+    if data.get("schema") != SCHEMA:
+        raise ReportError(
+            f"{path}: report schema {data.get('schema')!r}, this version reads {SCHEMA}: write it again with "
+            "the same version of pytest-exportcheck"
+        )
+    for index, record in enumerate(data["cases"]):
+        if not isinstance(record, dict) or not {*_FIELDS, "verdict"} <= record.keys():
+            raise ReportError(f"{path}: case {index} is no record of a case")
+    facts = data.get("environment")
+    return Report(str(path), facts if isinstance(facts, dict) else {}, data["cases"])
+
+
+def _worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    return one if worst_verdict(one["verdict"], other["verdict"]) == one["verdict"] else other
+
+
+def merge(reports: Sequence[Report]) -> tuple[dict[str, Any], list[str]]:
+    """The union of the reports of several shards.
+
+    A case that several shards ran keeps its worst verdict.
+
+    Returns
+    -------
+    tuple
+        The data of the merged report, and what a person should know: shards with other packages, cases with
+        two verdicts.
+    """
+    notes = []
+    first = reports[0]
+    found: dict[CaseKey, tuple[Mapping[str, Any], str]] = {}
+    for report in reports:
+        differing = _differing_packages(first.environment, report.environment)
+        if differing:
+            notes.append(f"{report.name} ran with other packages than {first.name}: {', '.join(differing)}")
+        for key, record in report.by_key().items():
+            known = found.get(key)
+            if known is not None and known[0]["verdict"] != record["verdict"]:
+                notes.append(
+                    f"{case_name(key)}: {known[0]['verdict']} in {known[1]}, {record['verdict']} in "
+                    f"{report.name}; the worse is kept"
+                )
+            if known is None or _worse(known[0], record) is record:
+                found[key] = record, report.name
+    cases = sorted((record for record, _ in found.values()), key=sort_key)
+    facts = {**first.environment, "shards": [dict(report.environment) for report in reports]}
+    return {"schema": SCHEMA, "environment": facts, "cases": cases}, notes
+
+
+def _differing_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    before, after = one.get("packages") or {}, other.get("packages") or {}
+    return [
+        f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}"
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    ]

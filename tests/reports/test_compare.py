@@ -1,0 +1,198 @@
+"""What an upgrade broke: two reports, case by case; and the reports of shards put together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytest_exportcheck.reports.compare import compare
+from pytest_exportcheck.reports.comparison import as_json, as_markdown, as_text
+from pytest_exportcheck.reports.read import Report, ReportError, merge, read_report
+
+from .test_matrix import record
+
+
+def report(*cases, name="before.json", **packages):
+    return Report(name, {"packages": packages}, list(cases))
+
+
+def output(max_abs, path="logits", atol=1e-5):
+    return {"path": path, "max_abs": max_abs, "atol": atol, "ok": True}
+
+
+def effects(before, after):
+    found = compare(report(*before), report(*after, name="after.json"))
+    return [(change.kind, change.effect) for change in found.changes]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "effect"),
+    [
+        ("pass", "fail export", "worse"),
+        ("pass", "xfail compare", "worse"),
+        ("fail compare", "fail export", "worse"),
+        ("fail export", "fail compare", "better"),
+        ("fail export", "pass", "better"),
+        ("xfail export", "xpass", "better"),
+        ("xfail export", "fail export", "worse"),
+        ("fail export", "xfail export", "better"),
+        ("pass", "crash convert", "worse"),
+        ("crash convert", "timeout convert", "other"),
+        ("pass", "skip", "worse"),
+        ("skip", "fail export", "other"),
+        ("fail export", "skip", "other"),
+    ],
+)
+def test_a_verdict_is_ranked_by_the_stage_that_was_reached(was, now, effect):
+    assert effects([record("a", "onnx-dynamo", was)], [record("a", "onnx-dynamo", now)]) == [
+        ("verdict", effect)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "expected"),
+    [
+        (1e-6, 3e-6, []),  # another order of a sum
+        (1e-6, 6e-6, [("error", "worse")]),
+        (6e-6, 1e-6, [("error", "better")]),
+        (0.0, 5e-8, []),  # below a hundredth of what is allowed
+        (0.0, 5e-6, [("error", "worse")]),
+        (1e-9, 9e-8, []),
+        ("nan", 1e-6, []),  # the verdict tells
+        ("inf", 1e-6, [("error", "better")]),
+        (1e-6, "inf", [("error", "worse")]),
+    ],
+)
+def test_an_error_counts_beyond_noise(was, now, expected):
+    before = record("a", "onnx-dynamo", outputs=[output(was)])
+    assert effects([before], [record("a", "onnx-dynamo", outputs=[output(now)])]) == expected
+
+
+@pytest.mark.parametrize(
+    ("field", "was", "now", "expected"),
+    [
+        ("nodes", 100, 104, []),
+        ("nodes", 100, 110, [("nodes", "other")]),
+        ("model_bytes", 1000, 900, [("size", "other")]),
+        ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 5.0}}, []),
+        ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 9.0}}, [("time", "other")]),
+        ("durations", {"export": {"cpu_s": 0.1}}, {"export": {"cpu_s": 0.9}}, []),
+        ("shapes", {"": {"x": "float32[batch, 4]"}}, {"": {"x": "float32[2, 4]"}}, [("shapes", "other")]),
+        ("shapes", {"g": {"x": "int64[2]"}}, {"g": {"y": "int64[2]"}}, [("shapes", "other")] * 2),
+    ],
+)
+def test_ratios_and_shapes_are_shown_and_are_no_regression(field, was, now, expected):
+    before, after = (record("a", "onnx-dynamo", **{field: value}) for value in (was, now))
+    found = compare(report(before), report(after))
+    assert [(change.kind, change.effect) for change in found.changes] == expected
+    assert not found.worse
+    assert found.unchanged == (not expected)
+
+
+def test_the_texts_say_what_changed_where_and_between_which_packages():
+    before = report(
+        record("a", "onnx-dynamo"), record("b", "onnx-dynamo"), record("c", "torch-export"), torch="2.12.0"
+    )
+    after = report(
+        record("a", "onnx-dynamo", "fail compare", message="1 of 2 outputs | outside"),
+        record("b", "onnx-dynamo"),
+        record("d", "torch-export"),
+        name="after.json",
+        torch="2.13.0",
+        onnx="1.23",
+    )
+    found = compare(before, after)
+    text = as_text(found)
+    assert text.splitlines()[:3] == [
+        "exportcheck compare: before.json -> after.json",
+        "  torch 2.12.0 -> 2.13.0",
+        "  onnx none -> 1.23",
+    ]
+    assert (
+        "Got worse (1):\n  specs/a.yaml [cpu-float32-onnx-dynamo-none]\n    pass -> fail compare: 1 of 2"
+        in text
+    )
+    assert "Only in before.json (1):\n  specs/c.yaml [cpu-float32-torch-export-none]" in text
+    assert "Only in after.json (1):\n  specs/d.yaml" in text
+    assert "1 worse, 0 better, 0 other, 1 cases unchanged" in text
+    shown = as_markdown(found)
+    assert "## exportcheck compare: something got worse" in shown
+    assert "| verdict | pass -\\> fail compare: 1 of 2 outputs \\| outside |" in shown
+    data = json.loads(as_json(found))
+    assert data["worse"] is True
+    assert data["changes"][0]["before"] == "pass"
+
+
+def test_two_equal_runs():
+    found = compare(report(record("a", "onnx-dynamo")), report(record("a", "onnx-dynamo")))
+    assert not found.changes
+    assert "the same packages" in as_text(found)
+    assert "nothing got worse" in as_markdown(found)
+
+
+def test_merge_is_a_union_that_keeps_the_worse_verdict_and_says_so():
+    one = report(record("a", "onnx-dynamo"), record("b", "onnx-dynamo"), name="1.json", torch="2.13.0")
+    two = report(
+        record("b", "onnx-dynamo", "fail run"), record("c", "onnx-dynamo"), name="2.json", torch="2.12"
+    )
+    data, notes = merge([one, two])
+    assert [(case["spec"], case["verdict"]) for case in data["cases"]] == [
+        ("specs/a.yaml", "pass"), ("specs/b.yaml", "fail run"), ("specs/c.yaml", "pass"),
+    ]  # fmt: skip
+    assert notes == [
+        "2.json ran with other packages than 1.json: torch 2.13.0 -> 2.12",
+        "specs/b.yaml [cpu-float32-onnx-dynamo-none]: pass in 1.json, fail run in 2.json; the worse is kept",
+    ]
+    assert len(data["environment"]["shards"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("{", "not a JSON report"),
+        ("[]", "no list of cases"),
+        ('{"schema": 2, "cases": []}', "report schema 2, this version reads 1"),
+        ('{"schema": 1, "cases": [{"spec": "a"}]}', "case 0 is no record"),
+        (b"\xff\xfe", "not a JSON report"),
+    ],
+)
+def test_what_is_no_report_is_refused_with_its_name(tmp_path, content, message):
+    path = tmp_path / "r.json"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ReportError, match=message) as error:
+        read_report(path)
+    assert str(path) in str(error.value)
+
+
+def _command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest_exportcheck.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def _write(path: Path, *cases, **packages) -> None:
+    path.write_text(json.dumps({"schema": 1, "environment": {"packages": packages}, "cases": cases}))
+
+
+def test_the_commands(tmp_path):
+    _write(tmp_path / "a.json", record("a", "onnx-dynamo"))
+    _write(tmp_path / "b.json", record("b", "onnx-dynamo"))
+    done = _command(tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "all.json: 2 cases of 2 reports: 2 pass\n"
+    _write(tmp_path / "now.json", record("a", "onnx-dynamo", "fail run"), record("b", "onnx-dynamo"))
+    done = _command(tmp_path, "compare", "all.json", "now.json")
+    assert done.returncode == 1
+    assert "pass -> fail run" in done.stdout
+    done = _command(tmp_path, "compare", "all.json", "all.json", "--format", "markdown", "-o", "c.md")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert "nothing got worse" in (tmp_path / "c.md").read_text()
+    done = _command(tmp_path, "compare", "all.json", "nowhere.json")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2, "", "exportcheck: nowhere.json: No such file or directory\n",
+    )  # fmt: skip
