@@ -7,12 +7,25 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["clone_cache", "clone_leaf", "clone_tree"]
+from .caches import clone_leaf_by_leaf, is_cache
+
+__all__ = ["clone_cache", "clone_leaf", "clone_tree", "is_wrapper"]
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether `value` is a tensor made of others: a quantized one."""
+    return bool(is_traceable_wrapper_subclass(value))
 
 
 def clone_leaf(leaf: Any) -> Any:
     """A copy of one leaf; a tensor keeps its dtype and device, and becomes contiguous."""
+    if is_wrapper(leaf):
+        # A quantized tensor: its own `clone` may give the plain numbers.
+        names, context = leaf.__tensor_flatten__()
+        parts = {name: clone_leaf(getattr(leaf, name)) for name in names}
+        return type(leaf).__tensor_unflatten__(parts, context, leaf.size(), leaf.stride())
     if isinstance(leaf, torch.Tensor):
         # Not deepcopy: it keeps aliases between leaves (f(x, x) would be recorded as one tensor), and an
         # expanded tensor would stay a view of few elements that an in-place operation refuses.
@@ -22,38 +35,16 @@ def clone_leaf(leaf: Any) -> Any:
     return copy.deepcopy(leaf)
 
 
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
-
-
 def _clone(value: Any) -> Any:
     # Flattening a cache drops counters that `torch.export` must not compare; a copy keeps them.
-    if type(value) in _pytree.SUPPORTED_NODES and _is_cache(value):
+    if type(value) in _pytree.SUPPORTED_NODES and is_cache(value):
         return clone_cache(value)
     return clone_leaf(value)
 
 
 def clone_cache(cache: Any) -> Any:
     """A copy of a cache, its counters included; needs no registration."""
-    twin = copy.copy(cache)
-    for name, value in vars(cache).items():
-        if name == "layers":
-            twin.layers = [_clone_layer(layer) for layer in value]
-        elif _is_cache(value):
-            setattr(twin, name, clone_cache(value))
-        elif isinstance(value, (dict, list)):
-            setattr(twin, name, copy.copy(value))
-    return twin
-
-
-def _clone_layer(layer: Any) -> Any:
-    twin = copy.copy(layer)
-    for name, value in vars(layer).items():
-        if isinstance(value, torch.Tensor):
-            setattr(twin, name, clone_leaf(value))
-        elif isinstance(value, dict):
-            setattr(twin, name, {key: clone_leaf(item) for key, item in value.items()})
-    return twin
+    return clone_leaf_by_leaf(cache, clone_leaf)
 
 
 def clone_tree(value: Any) -> Any:
@@ -62,4 +53,4 @@ def clone_tree(value: Any) -> Any:
     Containers that are not pytree nodes are deep-copied. Caches need `register_flattening_functions` to be
     active.
     """
-    return _pytree.tree_map(_clone, value, is_leaf=_is_cache)
+    return _pytree.tree_map(_clone, value, is_leaf=is_cache)

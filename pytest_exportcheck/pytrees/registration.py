@@ -127,7 +127,22 @@ def _cache_classes(patch_transformers: bool | None) -> list[type]:
     if module is None:
         return []
     seen: dict[type, None] = dict.fromkeys([module.Cache, *_subclasses(module.Cache)])
+    for name, imported in list(sys.modules.items()):
+        # Caches of a model's own, which are no subclasses: xLSTM, Reformer, the padding caches of codecs.
+        if name.startswith("transformers.models.") and name.rpartition(".")[2].startswith(_MODEL_FILES):
+            for cls in list(vars(imported).values()):
+                if isinstance(cls, type) and cls.__module__ == name and _is_container(cls, module):
+                    seen[cls] = None
     return list(seen)
+
+
+#: Files of a model that define what its calls take and return.
+_MODEL_FILES = ("modeling_", "generation_")
+
+
+def _is_container(cls: type, module: Any) -> bool:
+    # `DeepseekV4HCACache` is the layer of a cache.
+    return caches.is_cache_class(cls) and not issubclass(cls, module.CacheLayerMixin)
 
 
 def _functions(cls: type) -> tuple[Any, Any, Any]:
