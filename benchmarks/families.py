@@ -307,6 +307,31 @@ decoder(
 decoder("qwen3_next", "Qwen3NextConfig", "Qwen3NextForCausalLM", head_dim=8, num_experts=4, num_experts_per_tok=2,
         moe_intermediate_size=16, shared_expert_intermediate_size=16, linear_num_value_heads=4, linear_num_key_heads=2,
         linear_key_head_dim=8, linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"])  # fmt: skip
+decoder("qwen3_5", "Qwen3_5TextConfig", "Qwen3_5ForCausalLM", head_dim=8, linear_num_value_heads=4, linear_num_key_heads=2,
+        linear_key_head_dim=8, linear_value_head_dim=8, layer_types=["linear_attention", "full_attention"])  # fmt: skip
+_SSM = {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2}
+_SSM2 = {**_SSM, "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1, "mamba_chunk_size": 4}
+decoder("granitemoehybrid", "GraniteMoeHybridConfig", "GraniteMoeHybridForCausalLM", layer_types=["mamba", "attention"],
+        num_local_experts=2, num_experts_per_tok=1, shared_intermediate_size=16, **_SSM2)  # fmt: skip
+decoder("bamba", "BambaConfig", "BambaForCausalLM", attn_layer_indices=[1], **_SSM2)
+decoder(
+    "falcon_h1",
+    "FalconH1Config",
+    "FalconH1ForCausalLM",
+    mamba_d_ssm=32,
+    **{**_SSM2, "mamba_n_heads": 4, "mamba_expand": 1},
+)
+decoder("jamba", "JambaConfig", "JambaForCausalLM", attn_layer_period=2, attn_layer_offset=1, num_experts=2, num_experts_per_tok=1,
+        expert_layer_period=2, expert_layer_offset=1, mamba_dt_rank=4, use_mamba_kernels=False, **_SSM)  # fmt: skip
+decoder("zamba2", "Zamba2Config", "Zamba2ForCausalLM", layers_block_type=["mamba", "hybrid"], mamba_ngroups=1, n_mamba_heads=8,
+        mamba_headdim=8, chunk_size=4, use_mamba_kernels=False, use_mem_eff_path=False, **_SSM)  # fmt: skip
+decoder("nemotron_h", "NemotronHConfig", "NemotronHForCausalLM", layers_block_type=["mamba", "attention"], mamba_num_heads=8,
+        mamba_head_dim=8, ssm_state_size=8, n_groups=1, conv_kernel=4, chunk_size=4, head_dim=8)  # fmt: skip
+decoder("minimax", "MiniMaxConfig", "MiniMaxForCausalLM", head_dim=8, layer_types=["linear_attention", "full_attention"],
+        num_local_experts=2, num_experts_per_tok=1, block_size=4)  # fmt: skip
+decoder("recurrent_gemma", "RecurrentGemmaConfig", "RecurrentGemmaForCausalLM", lru_width=32, attention_window_size=16, conv1d_width=4,
+        block_types=["recurrent", "attention"], head_dim=8)  # fmt: skip
+decoder("deepseek_v4", "DeepseekV4Config", "DeepseekV4ForCausalLM")
 # Encoders
 encoder("bert", "BertConfig", "BertForSequenceClassification", types=True)
 encoder("roberta", "RobertaConfig", "RobertaForSequenceClassification")

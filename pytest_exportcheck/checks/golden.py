@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..dims import DimExpr, parse_dim
+from ..keypaths import split_path, text_key
 
 __all__ = [
     "GoldenError",
@@ -27,7 +28,10 @@ __all__ = [
     "render_golden",
 ]
 
-_LAYERS = re.compile(r"^(?P<root>.*?)(?:^|\.)layers\.(?P<index>\d+)\.(?P<field>.+)$")
+#: The label of folded layers. A key that looks like one is written with a backslash more.
+_RUN = re.compile(r"layers? ([0-9]+)(?:-([0-9]+))?\Z")
+_LIKE_RUN = re.compile(r"\\*" + _RUN.pattern)
+_INDEX = re.compile(r"(?:0|[1-9][0-9]*)\Z")
 _TENSOR = re.compile(r"^(?P<dtype>[a-z]+\d*)\[(?P<dims>[^\]]*)\]$")
 _FIELDS = {"keys": "key", "values": "value"}
 _FIELDS_BACK = {short: name for name, short in _FIELDS.items()}
@@ -75,42 +79,37 @@ def _key(text: str) -> str:
     return text if plain else _quoted(text)
 
 
-def _split(path: str) -> list[str]:
-    """Parts of a path; a dot inside a key is written with a backslash before it."""
-    return re.split(r"(?<!\\)\.", path) if path else []
-
-
-def _unescaped(part: str) -> str:
-    return part.replace("\\.", ".")
+def _layer(path: str) -> tuple[tuple[str, ...], int, str] | None:
+    """``(("cache",), 0, "keys")`` for ``cache.layers.0.keys``."""
+    parts = split_path(path)
+    for position in range(len(parts) - 2):
+        if parts[position] == "layers" and _INDEX.match(parts[position + 1]):
+            return tuple(parts[:position]), int(parts[position + 1]), ".".join(parts[position + 2 :])
+    return None
 
 
 def _tree(inputs: Mapping[str, str]) -> dict[str, Any]:
     """Nested mappings of the paths; equal layers folded into ``layers 0-1``."""
-    folded: dict[str, dict[int, dict[str, str]]] = {}
-    order: list[tuple[str, str | None]] = []
-    matches = {path: _LAYERS.match(path) for path in inputs}
+    found = {path: _layer(path) for path in inputs}
     # A field that is called `key` of itself would read back as `keys`: such layers are written in full.
-    plain = {match["root"] for match in matches.values() if match and match["field"] in _FIELDS_BACK}
-    for path, match in matches.items():
-        if match is None or match["root"] in plain:
-            order.append((path, None))
-            continue
-        root = match["root"]
-        if root not in folded:
-            folded[root] = {}
-            order.append((root, "layers"))
-        name = _FIELDS.get(match["field"], match["field"])
-        folded[root].setdefault(int(match["index"]), {})[name] = inputs[path]
+    plain = {layer[0] for layer in found.values() if layer and layer[2] in _FIELDS_BACK}
+    folded: dict[tuple[str, ...], dict[int, dict[str, str]]] = {}
+    for path, layer in found.items():
+        if layer and layer[0] not in plain:
+            root, index, name = layer
+            folded.setdefault(root, {}).setdefault(index, {})[_FIELDS.get(name, name)] = inputs[path]
     tree: dict[str, Any] = {}
-    for path, kind in order:
-        parts = _split(path)
-        if kind is None:
-            _insert(tree, parts, inputs[path])
-            continue
-        node = _insert(tree, parts, None)
-        for label, fields in _fold(folded[path]):
-            node[label] = fields
+    for path, layer in found.items():
+        if layer is None or layer[0] in plain:
+            _insert(tree, [_label(part) for part in split_path(path)], inputs[path])
+        elif layer[0] in folded:
+            node = _insert(tree, [_label(part) for part in layer[0]], None)
+            node.update(_fold(folded.pop(layer[0])))
     return tree
+
+
+def _label(part: str) -> str:
+    return "\\" + part if _LIKE_RUN.match(part) else part
 
 
 def _insert(tree: dict[str, Any], parts: list[str], leaf: str | None) -> Any:
@@ -215,15 +214,17 @@ def parse_golden(text: str, path: str = "golden") -> dict[str | None, GoldenGrap
 
 def _flatten(node: Mapping[Any, Any], prefix: str, inputs: dict[str, str]) -> None:
     for key, value in node.items():
-        run = re.fullmatch(r"layers? (\d+)(?:-(\d+))?", str(key))
+        run = _RUN.match(str(key))
         if run and isinstance(value, dict):
             for index in range(int(run[1]), int(run[2] or run[1]) + 1):
                 for name, text in value.items():
                     inputs[f"{prefix}layers.{index}.{_FIELDS_BACK.get(str(name), name)}"] = str(text)
-        elif isinstance(value, dict):
-            _flatten(value, f"{prefix}{key}.", inputs)
+            continue
+        part = str(key)[_LIKE_RUN.match(str(key)) is not None and str(key).startswith("\\") :]
+        if isinstance(value, dict):
+            _flatten(value, f"{prefix}{part}.", inputs)
         else:
-            inputs[f"{prefix}{key}"] = str(value)
+            inputs[f"{prefix}{part}"] = str(value)
 
 
 def compare_goldens(accepted: str, proposed: str) -> list[str]:
@@ -297,10 +298,10 @@ def load_dynamic_shapes(path: str | os.PathLike[str], graph: str | None = None) 
 
     tree: dict[str, Any] = {}
     for leaf_path, value in section.inputs.items():
-        _insert(tree, _split(leaf_path), value)
+        _insert(tree, split_path(leaf_path), value)
     for container in section.containers:
         # An empty one has no leaves to tell of it.
-        _insert(tree, _split(container), None)
+        _insert(tree, split_path(container), None)
     result = _build(tree, "", section, entry)
     # Constants are no inputs of the program.
     return {name: value for name, value in result.items() if _has_tensor(tree[name])}
@@ -317,27 +318,28 @@ def _build(node: Any, path: str, graph: GoldenGraph, entry: Any) -> Any:
     if isinstance(node, str):
         return entry(node)
     cls = graph.containers.get(path)
+    if cls and (
+        set(node) == {"layers"}
+        or (cls.endswith("Cache") and not set(node) & {"self_attention_cache", "cross_attention_cache"})
+    ):
+        # A cache flattens to its tensors, layer by layer.
+        return [entry(text) for text in _leaves(node)]
     children = {
-        _unescaped(key): _build(child, f"{path}.{key}" if path else key, graph, entry)
+        text_key(key): _build(child, f"{path}.{key}" if path else key, graph, entry)
         for key, child in node.items()
     }
     if cls is None:
         if path and list(node) == [str(k) for k in range(len(node))]:
             return list(children.values())
         return children
-    if cls in ("OrderedDict", "defaultdict"):
+    if cls in ("dict", "OrderedDict", "defaultdict"):
         return children
-    if cls == "dict":
-        return {int(key) if re.fullmatch(r"-?\d+", key) else key: child for key, child in children.items()}
     if cls in ("list", "deque"):
         return (list if cls == "list" else deque)(children.values())
     if cls == "tuple":
         return tuple(children.values())
     if cls.startswith("namedtuple "):
         return _named_tuple(cls.removeprefix("namedtuple "), path)(*children.values())
-    if set(node) == {"layers"}:
-        # A cache flattens to its tensors, layer by layer.
-        return [leaf for layer in children["layers"] for leaf in _leaves(layer)]
     return list(children.values())
 
 
@@ -352,10 +354,8 @@ def _named_tuple(reference: str, path: str) -> Any:
     return found
 
 
-def _leaves(node: Any) -> list[Any]:
-    """Entries of one layer in order; an entry is a dict with integer keys (possibly none)."""
-    if isinstance(node, dict) and node and all(isinstance(key, str) for key in node):
-        return [leaf for child in node.values() for leaf in _leaves(child)]
-    if isinstance(node, list):
-        return [leaf for child in node for leaf in _leaves(child)]
-    return [node]
+def _leaves(node: Any) -> list[str]:
+    """Texts of the leaves in order."""
+    if isinstance(node, str):
+        return [node]
+    return [leaf for child in node.values() for leaf in _leaves(child)]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..pytrees.caches import flatten_cache, is_cache
 from ..pytrees.make import CacheKeyValue
 from ..pytrees.paths import same_constant
 
@@ -126,21 +127,15 @@ def _items(value: Any) -> list[tuple[Any, Any]] | None:
         return list(enumerate(value.aslist()))
     if hasattr(value, "self_attention_cache"):
         return [(0, value.self_attention_cache), (1, value.cross_attention_cache)]
-    if hasattr(value, "layers") and not isinstance(value, torch.nn.Module):
-        return list(enumerate(_cache_tensors(value)))
+    if is_cache(value):
+        return list(enumerate(flatten_cache(value)[0]))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return None
 
 
-def _cache_tensors(cache: Any) -> list[torch.Tensor]:
-    from ..pytrees.caches import flatten_cache
-
-    return flatten_cache(cache)[0]
-
-
 def _is_cache(value: Any) -> bool:
-    return hasattr(value, "layers") or isinstance(value, CacheKeyValue)
+    return is_cache(value) or isinstance(value, CacheKeyValue)
 
 
 def _interleaved(value: Any) -> Any:

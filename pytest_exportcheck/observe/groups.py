@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils import _pytree
 
 from ..pytrees import flatten_with_paths, is_constant
+from ..pytrees.caches import is_cache
 from .records import RecordedCall
 
 __all__ = ["CallGroup", "groups_as_yaml", "propose_groups"]
@@ -38,7 +39,7 @@ def _cache_state(value: Any) -> str:
     if hasattr(value, "self_attention_cache"):
         computed = any(getattr(value, "is_updated", {}).values())
         return "cross attention computed" if computed else "cross attention not computed yet"
-    if hasattr(value, "layers"):
+    if is_cache(value):
         return "filled" if _pytree.tree_leaves(value) else "empty"
     return ""
 

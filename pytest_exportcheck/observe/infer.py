@@ -12,6 +12,7 @@ from torch.utils import _pytree
 from ..dims import DimExpr
 from ..errors import ObserveError
 from ..pytrees import flatten_with_paths
+from ..pytrees.caches import is_cache
 from ..pytrees.paths import render_path, same_constant
 from .records import RecordedCall
 from .symbols import Axis, name_axes
@@ -154,7 +155,7 @@ class GraphShapes:
         it agrees, where a program fails on such a call.) `_Lost` for any other container: nobody passed
         zeros.
         """
-        is_cache = _is_cache(self.template[root])
+        of_cache = is_cache(self.template[root])
         have = dict(flatten_with_paths(given, root))
         leaves, spec = _pytree.tree_flatten(self.template[root])
         paths = [path for path in self._template_paths() if _root(path) == root]
@@ -164,7 +165,7 @@ class GraphShapes:
                 built.append(have[path])
             elif isinstance(leaf, torch.Tensor):
                 shape = self.dims(path, sizes)
-                if not is_cache and 0 not in shape:
+                if not of_cache and 0 not in shape:
                     raise _Lost(path)
                 built.append(torch.zeros(shape, dtype=leaf.dtype, device=leaf.device))
             elif isinstance(self.leaves.get(path), TensorLeaf):
@@ -249,14 +250,10 @@ def _check_constant(path: str, values: dict[int, Any]) -> Any:
     return groups[0][0]
 
 
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
-
-
 def _union(values: Sequence[Any]) -> Any:
     """The value with most leaves; where it has ``None`` or an empty container, what another one has there."""
     best = max(values, key=lambda value: len(_pytree.tree_leaves(value)))
-    if not _is_node(best) or _is_cache(best):
+    if not _is_node(best) or is_cache(best):
         return best
 
     def one_level(value: Any) -> tuple[list[Any], _pytree.TreeSpec]:
@@ -467,7 +464,7 @@ def _axes(
                 # An empty cache: as many leaves as in later calls, of length 0 (axis 2 of keys and values).
                 # States of linear attention have no length.
                 is_length = path.endswith((".keys", ".values")) and rank == 4
-                empty = is_length and _is_cache(call.arguments.get(_root(path)))
+                empty = is_length and is_cache(call.arguments.get(_root(path)))
                 sizes[call.index] = 0 if empty and axis == 2 else None
                 if empty and axis == 2:
                     distinct.add(0)

@@ -18,6 +18,7 @@ from torch.utils import _pytree
 from ..dims import DimExpr
 from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
+from ..pytrees.caches import is_cache
 from ..pytrees.paths import same_constant
 from .dynamic import dynamic_shapes_for, symbol_label
 from .infer import ConstantLeaf, ConstantsDiffer, GraphShapes, TensorLeaf, infer_shapes
@@ -177,7 +178,7 @@ class Interface:
                 value = self.stand_ins[name]
             completed[name] = self._filled(name, best, value, sizes, made)
         unsafe = [
-            path for path in made if "cross_attention_cache" in path or not _is_cache(given.get(_root(path)))
+            path for path in made if "cross_attention_cache" in path or not is_cache(given.get(_root(path)))
         ]
         if unsafe:
             warn(
@@ -203,7 +204,7 @@ class Interface:
         leaves = [
             have[path]
             if have.get(path) is not None
-            else self._empty(path, leaf, _is_cache(best), sizes)
+            else self._empty(path, leaf, is_cache(best), sizes)
             if path in lacks
             else leaf
             for path, leaf in pairs
@@ -324,10 +325,6 @@ def _shown(items: Sequence[str], most: int = 4) -> str:
 
 def _root(path: str) -> str:
     return path.split(".", 1)[0]
-
-
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
 
 
 def _labels(shapes: GraphShapes) -> dict[DimExpr, str]:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths
+from ..pytrees.cloning import is_wrapper
 from .infer import GraphShapes, TensorLeaf
 from .records import RecordedCall
 
@@ -19,6 +21,10 @@ __all__ = ["ExportExample", "choose_example", "other_sizes", "resize_arguments"]
 
 #: Sizes to fall back on: distinct primes, none of them 0 or 1, which torch.export treats as constants.
 _SAFE_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+
+
+class NotResizable(ObserveError):
+    """A leaf that no other size can be made of."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,18 @@ def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch
     return source.clone(memory_format=torch.contiguous_format)
 
 
+def _resized(
+    path: str, tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    if not is_wrapper(tensor):
+        return _resample(tensor, shape, donors)
+    if tuple(tensor.shape) == tuple(shape):
+        return tensor  # copied with the others
+    raise NotResizable(
+        f"{path} is a {type(tensor).__name__}: the packed numbers of a quantized tensor cannot be resized"
+    )
+
+
 def resize_arguments(
     arguments: Mapping[str, Any],
     shapes: GraphShapes,
@@ -92,6 +110,11 @@ def resize_arguments(
         Complete arguments of a call, by name.
     donors:
         Calls whose tensors are used where `arguments` holds an empty one.
+
+    Raises
+    ------
+    NotResizable
+        A tensor that changes its size is a quantized one.
     """
     resized = {}
     of_donors: list[dict[str, Any]] = []
@@ -104,7 +127,7 @@ def resize_arguments(
                 if not leaf.numel() and not of_donors:
                     of_donors = [donor.leaves() for donor in donors]
                 others = [have[path] for have in of_donors if isinstance(have.get(path), torch.Tensor)]
-                new.append(_resample(leaf, shapes.dims(path, sizes), others))
+                new.append(_resized(path, leaf, shapes.dims(path, sizes), others))
             else:
                 new.append(leaf)
         resized[name] = _pytree.tree_unflatten(new, spec)
@@ -190,7 +213,11 @@ def choose_example(
     if wanted == sizes:
         return ExportExample(clone_tree(arguments), call.index, sizes, False)
     changed = ", ".join(f"{n} {sizes[n]} -> {wanted[n]}" for n in symbols if sizes[n] != wanted[n])
-    resized = resize_arguments(arguments, shapes, wanted, calls)
+    try:
+        resized = resize_arguments(arguments, shapes, wanted, calls)
+    except NotResizable as error:
+        note = f"call {call.index} as observed: {error.message}"
+        return ExportExample(clone_tree(arguments), call.index, sizes, False, note)
     if accepts(clone_tree(resized)):
         return ExportExample(resized, call.index, wanted, True, f"call {call.index} resized: {changed}")
     return ExportExample(

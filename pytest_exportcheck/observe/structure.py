@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree
 
 from ..errors import ObserveError
+from ..pytrees.caches import is_cache
 
 __all__ = ["InferenceError", "check_structure"]
 
@@ -18,10 +19,6 @@ class InferenceError(ObserveError, RuntimeError):
 
     def __str__(self) -> str:
         return "\n".join([self.message, *self.details])
-
-
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
 
 
 def _root(path: str) -> str:
@@ -58,7 +55,7 @@ def check_structure(where: Callable[[str], str], path: str, values: Mapping[int,
     InferenceError
         Containers differ in class or children.
     """
-    there = {index: value for index, value in values.items() if value is not None and not _is_cache(value)}
+    there = {index: value for index, value in values.items() if value is not None and not is_cache(value)}
     nodes = {
         index: value
         for index, value in there.items()

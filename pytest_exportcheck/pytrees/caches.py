@@ -1,47 +1,70 @@
 """How a transformers cache becomes leaves and comes back.
 
-A cache flattens to ``key_0, value_0, key_1, value_1, ...``: the tensors of its layers, layer by layer. What
-is not a tensor goes into the context: nested tuples of classes and constants, because `torch.export` compares
-contexts (a call whose context differs from the example's is refused), strict mode needs constants, and saving
-a program needs JSON. So the context says what the cache *is* (classes, windows, flags) and not how far it
-got: the counter of a sliding layer is made from the length of its keys again. `clone_tree` copies caches
-without flattening them and keeps such counters.
+A cache flattens to ``key_0, value_0, key_1, value_1, ...``: the tensors of its layers, layer by layer, then
+those it keeps beside them. What is not a tensor goes into the context: nested tuples of classes and
+constants, because `torch.export` compares contexts (a call whose context differs from the example's is
+refused), strict mode needs constants, and saving a program needs JSON. So the context says what the cache
+*is* (classes, windows, flags) and, where a tensor tells, not how far it got: the counter of a sliding layer
+is made from the length of its keys again. A counter that no tensor tells is part of the context, and one
+program cannot serve two values of it. `clone_cache` copies every counter.
 
-Attribute names are those of transformers 5.24 (`transformers/cache_utils.py`).
+A context is one term, a tuple whose first item says how the value is made:
+
+    leaf                      the next tensor              is C              the constant C
+    dict, ordered, list, tuple ITEMS                       object CLS STATE  an object without its constructor
+    length PATH AXIS          size of a tensor of the same object, 0 where there is none
+    narrow NAME START SIZE    part of a buffer of the same object, along the length
+    empty DTYPE DEVICE        `torch.tensor([])`           window DEVICE     the window as a tensor
+    device, dtype             of the first tensor of the object
+
+Attribute names are those of transformers 5.24 (`transformers/cache_utils.py` and models).
 """
 
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import MappingKey
+
+from ..keypaths import key_text
 
 __all__ = [
     "CacheKey",
+    "clone_leaf_by_leaf",
     "context_from_json",
     "context_to_json",
     "flatten_cache",
     "flatten_cache_with_keys",
     "flatten_encoder_decoder",
     "flatten_encoder_decoder_with_keys",
+    "is_cache",
     "unflatten_cache",
     "unflatten_encoder_decoder",
 ]
 
-#: State made from the tensors again. `_sliding_window_tensor` repeats `sliding_window`.
-_DERIVED = ("cumulative_length", "device", "dtype", "_sliding_window_tensor")
-
 _SHORT_NAMES = {"keys": "key", "values": "value"}
 
-#: One tensor per window: made while tracing, it would become a constant that the ONNX exporter does not find.
-_WINDOWS: dict[int, torch.Tensor] = {}
+#: Made while tracing, these would become constants that the ONNX exporter does not find.
+_CONSTANTS: dict[Any, torch.Tensor] = {}
 
 _CHILDREN = ("self_attention_cache", "cross_attention_cache")
+
+#: Attribute that is part of a buffer -> the buffer, where the object has it (static layers of unlimited_ocr).
+_BUFFERS = {
+    "keys": "all_keys",
+    "prefill_keys": "all_keys",
+    "values": "all_values",
+    "prefill_values": "all_values",
+}
+
+Path = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -52,155 +75,258 @@ class CacheKey(MappingKey[str, Any]):
     path: str = ""
 
 
-def _is_content(value: Any) -> bool:
+def is_cache(value: Any) -> bool:
+    """Whether `value` is a cache: a container of layers, of two caches, or a cache of a model's own class."""
+    cls = type(value)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type, dict, list, tuple)):
+        return False
+    return hasattr(value, "layers") or hasattr(value, _CHILDREN[0]) or is_cache_class(cls)
+
+
+def is_cache_class(cls: type) -> bool:
+    """Whether a class outside of transformers' ``Cache`` is a cache by the convention of its models."""
+    return cls.__name__.endswith("Cache") and cls.__module__.startswith("transformers.models.")
+
+
+def _is_part(value: Any) -> bool:
+    # By name or by the flag that every layer has: a constant is shared by the copies, a layer must not be.
+    if not hasattr(value, "__dict__") or isinstance(value, (torch.nn.Module, type)):
+        return False
+    return type(value).__name__.endswith(("Cache", "Layer")) or hasattr(value, "is_initialized")
+
+
+def _is_empty(tensor: torch.Tensor) -> bool:
     # A lazily initialised layer holds `torch.tensor([])` until its first update: no content yet.
-    return isinstance(value, torch.Tensor) and not (value.dim() == 1 and value.shape[0] == 0)
+    return tensor.dim() == 1 and tensor.shape[0] == 0
 
 
-def _freeze(value: Any) -> Any:
-    if type(value) is dict:
-        return ("dict", tuple((key, _freeze(item)) for key, item in value.items()))
-    if type(value) in (list, tuple):
-        return (type(value).__name__, tuple(_freeze(item) for item in value))
-    return value
+# from a cache to leaves and a term
 
 
-def _thaw(value: Any) -> Any:
-    if type(value) is tuple:
-        kind, items = value
-        if kind == "dict":
-            return {key: _thaw(item) for key, item in items}
-        thawed = [_thaw(item) for item in items]
-        return tuple(thawed) if kind == "tuple" else thawed
-    return value
+def _encode(value: Any, path: Path, leaves: list[tuple[Path, torch.Tensor]], exact: bool) -> tuple[Any, ...]:
+    if isinstance(value, torch.Tensor):
+        if _is_empty(value):
+            if not isinstance(value, torch._subclasses.FakeTensor):
+                _constant("empty", value.dtype, value.device)
+            return ("empty", value.dtype, value.device)
+        leaves.append((path, value))
+        return ("leaf",)
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        items = [(key, _encode(item, (*path, key), leaves, exact)) for key, item in value.items()]
+        return ("dict" if kind is dict else "ordered", tuple(items))
+    if kind is list or kind is tuple:
+        terms = [_encode(item, (*path, index), leaves, exact) for index, item in enumerate(value)]
+        return ("list" if kind is list else "tuple", tuple(terms))
+    if _is_part(value):
+        return _encode_object(value, path, leaves, exact)
+    return ("is", _checked(value, path))
 
 
-def _layer_tensors(layer: Any) -> list[tuple[str, Any, torch.Tensor]]:
-    """(attribute, key inside the attribute or None, tensor), keys and values first."""
-    found: list[tuple[str, Any, torch.Tensor]] = []
-    for name in sorted(vars(layer), key=lambda name: name not in ("keys", "values")):
-        value = vars(layer)[name]
-        if name == "_sliding_window_tensor":
+def _checked(value: Any, path: Path) -> Any:
+    if isinstance(value, torch.SymInt):
+        known = value.node.maybe_as_int()
+        if known is not None:
+            return known
+    elif not isinstance(value, (dict, list, tuple, set)) or isinstance(value, torch.Size):
+        return value
+    raise TypeError(
+        f"{_text(path)} of a cache is a {type(value).__name__}: neither a tensor nor a constant, "
+        "it cannot be part of the inputs or outputs of a program"
+    )
+
+
+def _encode_object(
+    value: Any, path: Path, leaves: list[tuple[Path, torch.Tensor]], exact: bool, skip: Path = ()
+) -> tuple[Any, ...]:
+    held = vars(value)
+    begin = len(leaves)
+    state = []
+    # The layers, and of a layer keys and values, come first. The others in an order that does not depend on
+    # what was set when: equal caches have equal contexts.
+    ordered = [name for name in ("layers", "keys", "values") if name in held]
+    for name in ordered + sorted([name for name in held if name not in ("layers", "keys", "values")]):
+        if name in skip or name in ("device", "dtype"):
             continue
-        if _is_content(value):
-            found.append((name, None, value))
-        elif isinstance(value, dict):
-            found.extend((name, key, item) for key, item in value.items() if _is_content(item))
-    return found
+        item = held[name]
+        term = _derived(name, item, held, exact)
+        if term is None:
+            if name == "layer_class_to_replicate" and held.get("layers") and not exact:
+                # How missing layers would be made matters only where there are none yet.
+                item = None
+            term = _encode(item, (*path, name), leaves, exact)
+        state.append((name, term))
+    for name in ("device", "dtype"):
+        if name in held:
+            same = len(leaves) > begin and getattr(leaves[begin][1], name) == held[name]
+            state.append((name, (name,) if same else ("is", held[name])))
+    return ("object", type(value), tuple(state))
 
 
-def _layer_context(layer: Any, found: list[tuple[str, Any, torch.Tensor]]) -> tuple[Any, ...]:
-    taken = {(name, key) for name, key, _ in found}
-    state: list[tuple[str, Any]] = []
-    for name, value in vars(layer).items():
-        if (name, None) in taken or (name in _DERIVED and not isinstance(value, torch.Tensor)):
-            continue
-        if isinstance(value, torch.Tensor):
-            # What is left of tensors is the placeholder of a layer without content, or derived.
-            if name in ("keys", "values"):
-                state.append((name, None))
-            continue
-        if isinstance(value, dict):
-            value = {key: None if (name, key) in taken else item for key, item in value.items()}
-        if name == "is_initialized" and not taken:
-            value = False
-        state.append((name, _freeze(value)))
-    derived = tuple(name for name in _DERIVED if name in vars(layer) and (name, None) not in taken)
-    return (type(layer), tuple((name, key) for name, key, _ in found), tuple(state), derived)
+def _derived(name: str, item: Any, held: dict[str, Any], exact: bool) -> tuple[Any, ...] | None:
+    """The term of an attribute that others of the object tell, ``None`` for any other one."""
+    if name == "_sliding_window_tensor" and isinstance(item, torch.Tensor):
+        if not isinstance(item, torch._subclasses.FakeTensor):
+            _constant("window", held["sliding_window"], item.device)
+        return ("window", item.device)
+    buffer = held.get(_BUFFERS.get(name, ""))
+    if isinstance(buffer, torch.Tensor) and isinstance(item, torch.Tensor):
+        size = item.shape[-2]
+        return ("narrow", _BUFFERS[name], 0 if "prefill" in name else buffer.shape[-2] - size, size)
+    if exact:
+        return None
+    if name == "entry_count" and "compressed_kv" in held:  # deepseek_v4
+        return ("dict", tuple([(key, ("length", ("compressed_kv", key), 1)) for key in item]))
+    if not isinstance(item, (int, torch.SymInt)) or isinstance(item, bool):
+        return None
+    if "max_cache_len" in held:  # static layers count in tensors
+        return ("length", ("keys",), 0) if name == "batch_size" else None
+    if name == "cumulative_length":
+        if "_quantized_keys" not in held:
+            return ("length", ("keys",), -2)
+        payload = held["_quantized_keys"]
+        # fp8 keeps one number per element; the packed bits of the other backends have no length.
+        counted = isinstance(payload, tuple) and payload[0].dtype.is_floating_point
+        return ("length", ("_quantized_keys", 0), -2) if counted else None
+    return ("length", ("prefill_keys",), -2) if name == "prefill_cumulative_length" else None
+
+
+def _text(path: Path) -> str:
+    return ".".join([key_text(part) for part in path])
 
 
 def _letter(cls: type) -> str:
     return "W" if "Sliding" in cls.__name__ else cls.__name__[0]
 
 
-def _collect(cache: Any) -> tuple[list[tuple[str, str, torch.Tensor]], tuple[Any, ...]]:
-    leaves: list[tuple[str, str, torch.Tensor]] = []
-    contexts = []
-    layers = list(getattr(cache, "layers", ()))
+def _keys_of(cache: Any, paths: list[Path]) -> list[CacheKey]:
+    layers = getattr(cache, "layers", ())
     # Layers of one class need no letter: key_0. In a mix, the class is part of the name: key_D_0, key_W_1.
-    mixed = len({type(layer) for layer in layers}) > 1
-    for index, layer in enumerate(layers):
-        found = _layer_tensors(layer)
-        contexts.append(_layer_context(layer, found))
-        letter = f"_{_letter(type(layer))}" if mixed else ""
-        for name, key, tensor in found:
-            short = _SHORT_NAMES.get(name, name) + ("" if key is None else f"_{key}")
-            path = f"layers.{index}.{name}" + ("" if key is None else f".{key}")
-            leaves.append((f"{short}{letter}_{index}", path, tensor))
-    state = tuple(
-        # How missing layers would be made matters only where there are none yet.
-        (name, None if name == "layer_class_to_replicate" and layers else _freeze(value))
-        for name, value in vars(cache).items()
-        if name != "layers"
-    )
-    return leaves, (type(cache), tuple(contexts), state)
+    kinds = [type(layer) for layer in layers] if isinstance(layers, list) else []
+    mixed = len(set(kinds)) > 1
+    keys = []
+    for path in paths:
+        if path[0] == "layers" and len(path) > 2:
+            index, name, *inner = path[1:]
+            letter = [_letter(kinds[index])] if mixed else []
+            words = [_SHORT_NAMES.get(name, name), *inner, *letter, index]
+        else:
+            words = list(path)
+        keys.append(CacheKey("_".join([str(word) for word in words]), _text(path)))
+    return keys
 
 
 def flatten_cache(cache: Any) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
-    """Leaves of a cache with ``layers`` and the context that rebuilds it."""
-    leaves, context = _collect(cache)
-    return [tensor for _, _, tensor in leaves], context
+    """Leaves of a cache and the context that rebuilds it."""
+    leaves: list[tuple[Path, torch.Tensor]] = []
+    context = _encode_object(cache, (), leaves, False)
+    return [tensor for _, tensor in leaves], context
 
 
 def flatten_cache_with_keys(cache: Any) -> tuple[list[tuple[CacheKey, torch.Tensor]], tuple[Any, ...]]:
     """As `flatten_cache`, each leaf with its key."""
-    leaves, context = _collect(cache)
-    return [(CacheKey(name, path), tensor) for name, path, tensor in leaves], context
+    leaves: list[tuple[Path, torch.Tensor]] = []
+    context = _encode_object(cache, (), leaves, False)
+    keys = _keys_of(cache, [path for path, _ in leaves])
+    return [(key, tensor) for key, (_, tensor) in zip(keys, leaves, strict=True)], context
+
+
+# and back
+
+
+def _constant(kind: str, value: Any, device: torch.device) -> torch.Tensor:
+    """``torch.tensor([])`` of a dtype, or the 0-d tensor that a sliding layer keeps beside its window."""
+    key = (kind, value, device)
+    if key not in _CONSTANTS:
+        with _disable_current_modes():
+            _CONSTANTS[key] = (
+                torch.empty(0, dtype=value, device=device)
+                if kind == "empty"
+                else torch.tensor(value, dtype=torch.long, device=device)
+            )
+    return _CONSTANTS[key]
+
+
+def _build(term: tuple[Any, ...], rest: list[Any]) -> Any:
+    # Plain statements only: strict mode of torch.export traces this function.
+    kind = term[0]
+    if kind == "leaf":
+        return rest.pop()
+    if kind == "object":
+        return _build_object(term, rest)
+    if kind == "dict":
+        return {key: _build(item, rest) for key, item in term[1]}
+    if kind == "ordered":
+        return OrderedDict([(key, _build(item, rest)) for key, item in term[1]])
+    if kind == "list":
+        return [_build(item, rest) for item in term[1]]
+    if kind == "tuple":
+        return tuple([_build(item, rest) for item in term[1]])
+    if kind == "empty":
+        return _constant("empty", term[1], term[2])
+    return term[1]
+
+
+def _build_object(term: tuple[Any, ...], rest: list[Any]) -> Any:
+    # Constructors create tensors (traced as constants) and want arguments that the layers do not keep.
+    made = term[1].__new__(term[1])
+    first = rest[-1] if rest else None
+    for name, item in term[2]:
+        if item[0] not in _LATE and not (item[0] == "dict" and _is_late(item)):
+            setattr(made, name, _build(item, rest))
+    for name, item in term[2]:
+        if item[0] in _LATE:
+            setattr(made, name, _late(item, made, first))
+        elif item[0] == "dict" and _is_late(item):
+            setattr(made, name, {key: _late(inner, made, first) for key, inner in item[1]})
+    return made
+
+
+#: Terms that need the other attributes.
+_LATE = ("length", "narrow", "window", "device", "dtype")
+
+
+def _is_late(item: tuple[Any, ...]) -> bool:
+    return len(item[1]) > 0 and item[1][0][1][0] in _LATE
+
+
+def _late(item: tuple[Any, ...], made: Any, first: Any) -> Any:
+    kind = item[0]
+    if kind == "window":
+        return _constant("window", made.sliding_window, item[1])
+    if kind == "narrow":
+        return getattr(made, item[1]).narrow(-2, item[2], item[3])
+    if kind == "length":
+        source = getattr(made, item[1][0])
+        if len(item[1]) > 1 and source is not None:
+            source = source[item[1][1]]
+        # Nothing there, or nothing in it yet.
+        known = isinstance(source, torch.Tensor) and source.dim() > 1
+        return source.shape[item[2]] if known else 0
+    if not isinstance(first, torch.Tensor):
+        return None
+    return first.device if kind == "device" else first.dtype
 
 
 def unflatten_cache(values: Iterable[Any], context: tuple[Any, ...]) -> Any:
     """The cache that `context` describes, holding `values` as they are (no copy)."""
-    # Constructors create tensors (traced as constants) and want arguments that the layers do not keep. Plain
-    # statements only: strict mode of torch.export traces this function.
-    remaining = list(values)
-    position = 0
-    cls, layers, cache_state = context
-    cache = cls.__new__(cls)
-    for name, value in cache_state:
-        setattr(cache, name, _thaw(value))
-    built = []
-    for layer_cls, tensors, state, derived in layers:
-        layer = layer_cls.__new__(layer_cls)
-        for name, value in state:
-            setattr(layer, name, _thaw(value))
-        first = None
-        for name, key in tensors:
-            value = remaining[position]
-            position += 1
-            first = value if first is None else first
-            if key is None:
-                setattr(layer, name, value)
-            else:
-                getattr(layer, name)[key] = value
-        for name in derived:
-            setattr(layer, name, _derive(name, layer, first))
-        built.append(layer)
-    cache.layers = built
-    return cache
+    rest = list(values)
+    rest.reverse()
+    return _build_object(context, rest)
 
 
-def _derive(name: str, layer: Any, tensor: Any) -> Any:
-    if name == "_sliding_window_tensor":
-        return window_tensor(layer.sliding_window)
-    if name == "cumulative_length":
-        return 0 if tensor is None else tensor.shape[-2]
-    if not isinstance(tensor, torch.Tensor):
-        return None
-    return tensor.device if name == "device" else tensor.dtype
-
-
-def window_tensor(window: int) -> torch.Tensor:
-    """The 0-d int64 tensor that a sliding layer keeps beside its window."""
-    if window not in _WINDOWS:
-        _WINDOWS[window] = torch.tensor(window, dtype=torch.long)
-    return _WINDOWS[window]
+def clone_leaf_by_leaf(cache: Any, clone: Any) -> Any:
+    """A copy of a cache of any class, counters included, its tensors copied by `clone`."""
+    leaves: list[tuple[Path, torch.Tensor]] = []
+    term = _encode_object(cache, (), leaves, True)
+    return unflatten_cache([clone(tensor) for _, tensor in leaves], term)
 
 
 def flatten_encoder_decoder(cache: Any) -> tuple[list[Any], Any]:
     """Two children, the self-attention cache and the cross-attention cache."""
     # `is_updated` decides which branch of the cross attention is traced: part of the structure.
-    state = tuple((name, _freeze(value)) for name, value in vars(cache).items() if name not in _CHILDREN)
-    return [cache.self_attention_cache, cache.cross_attention_cache], (type(cache), state)
+    context = _encode_object(cache, (), [], False, skip=_CHILDREN)
+    return [cache.self_attention_cache, cache.cross_attention_cache], context
 
 
 def flatten_encoder_decoder_with_keys(cache: Any) -> tuple[list[tuple[MappingKey[str, Any], Any]], Any]:
@@ -211,12 +337,12 @@ def flatten_encoder_decoder_with_keys(cache: Any) -> tuple[list[tuple[MappingKey
 
 def unflatten_encoder_decoder(values: Iterable[Any], context: Any) -> Any:
     """The encoder-decoder cache that `context` describes, without calling its constructor."""
-    cls, state = context
-    cache = cls.__new__(cls)
-    for name, value in state:
-        setattr(cache, name, _thaw(value))
+    cache = _build_object(context, [])
     cache.self_attention_cache, cache.cross_attention_cache = values
     return cache
+
+
+# contexts as text
 
 
 def context_to_json(context: Any) -> str:
@@ -225,10 +351,19 @@ def context_to_json(context: Any) -> str:
     def encode(value: Any) -> Any:
         if isinstance(value, type):
             return {"class": f"{value.__module__}:{value.__qualname__}"}
+        if isinstance(value, torch.Size):
+            return {"size": list(value)}
         if isinstance(value, tuple):
             return [encode(item) for item in value]
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": str(value)}
+        if hasattr(value, "to_dict") and hasattr(type(value), "from_dict"):
+            version = getattr(value, "transformers_version", None)  # `from_dict` writes its own
+            return {"config": encode(type(value)), "values": value.to_dict(), "version": version}
         raise TypeError(f"cannot write down a cache that holds a {type(value).__name__}")
 
     return json.dumps(encode(context))
@@ -238,12 +373,24 @@ def context_from_json(text: str) -> Any:
     """The inverse of `context_to_json`."""
 
     def decode(value: Any) -> Any:
-        if isinstance(value, dict):
-            module, _, name = value["class"].partition(":")
-            found: Any = import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-            return found
-        return tuple(decode(item) for item in value) if isinstance(value, list) else value
+        if isinstance(value, list):
+            return tuple(decode(item) for item in value)
+        if not isinstance(value, dict):
+            return value
+        if "size" in value:
+            return torch.Size(value["size"])
+        if "dtype" in value:
+            return getattr(torch, value["dtype"])
+        if "device" in value:
+            return torch.device(value["device"])
+        if "config" in value:
+            config = decode(value["config"]).from_dict(value["values"])
+            config.transformers_version = value["version"]
+            return config
+        module, _, name = value["class"].partition(":")
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
 
     return decode(json.loads(text))

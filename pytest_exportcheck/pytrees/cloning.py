@@ -8,11 +8,19 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["clone_cache", "clone_leaf", "clone_tensor", "clone_tree"]
+from .caches import clone_leaf_by_leaf, is_cache
+
+__all__ = ["clone_cache", "clone_leaf", "clone_tensor", "clone_tree", "is_wrapper"]
 
 #: Makes the copy of a tensor.
 CopyTensor = Callable[[torch.Tensor], torch.Tensor]
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether `value` is a tensor made of others: a quantized one."""
+    return bool(is_traceable_wrapper_subclass(value))
 
 
 def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -24,6 +32,11 @@ def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 def clone_leaf(leaf: Any, tensor: CopyTensor = clone_tensor) -> Any:
     """A copy of one leaf."""
+    if is_wrapper(leaf):
+        # A quantized tensor: its own `clone` may give the plain numbers.
+        names, context = leaf.__tensor_flatten__()
+        parts = {name: clone_leaf(getattr(leaf, name), tensor) for name in names}
+        return type(leaf).__tensor_unflatten__(parts, context, leaf.size(), leaf.stride())
     if isinstance(leaf, torch.Tensor):
         return tensor(leaf)
     if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes, type)):
@@ -31,31 +44,9 @@ def clone_leaf(leaf: Any, tensor: CopyTensor = clone_tensor) -> Any:
     return copy.deepcopy(leaf)
 
 
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
-
-
 def clone_cache(cache: Any, tensor: CopyTensor = clone_tensor) -> Any:
     """A copy of a cache, its counters included; needs no registration."""
-    twin = copy.copy(cache)
-    for name, value in vars(cache).items():
-        if name == "layers":
-            twin.layers = [_clone_layer(layer, tensor) for layer in value]
-        elif _is_cache(value):
-            setattr(twin, name, clone_cache(value, tensor))
-        elif isinstance(value, (dict, list)):
-            setattr(twin, name, copy.copy(value))
-    return twin
-
-
-def _clone_layer(layer: Any, tensor: CopyTensor) -> Any:
-    twin = copy.copy(layer)
-    for name, value in vars(layer).items():
-        if isinstance(value, torch.Tensor):
-            setattr(twin, name, tensor(value))
-        elif isinstance(value, dict):
-            setattr(twin, name, {key: clone_leaf(item, tensor) for key, item in value.items()})
-    return twin
+    return clone_leaf_by_leaf(cache, lambda leaf: clone_leaf(leaf, tensor))
 
 
 def clone_tree(value: Any, tensor: CopyTensor = clone_tensor) -> Any:
@@ -72,8 +63,8 @@ def clone_tree(value: Any, tensor: CopyTensor = clone_tensor) -> Any:
 
     def clone(item: Any) -> Any:
         # Flattening a cache drops counters that `torch.export` must not compare; a copy keeps them.
-        if type(item) in _pytree.SUPPORTED_NODES and _is_cache(item):
+        if type(item) in _pytree.SUPPORTED_NODES and is_cache(item):
             return clone_cache(item, tensor)
         return clone_leaf(item, tensor)
 
-    return _pytree.tree_map(clone, value, is_leaf=_is_cache)
+    return _pytree.tree_map(clone, value, is_leaf=is_cache)

@@ -82,6 +82,13 @@ def make_dynamic_cache(
     cls_kwargs:
         Arguments of the layers' constructors, one mapping for all or one per layer. The window of a sliding
         layer is, if not given, the length of its keys.
+
+    Raises
+    ------
+    ImportError
+        The library behind a quantized layer is not installed.
+    TypeError
+        A layer of that class holds no keys and values (linear attention).
     """
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
@@ -100,16 +107,33 @@ def make_dynamic_cache(
         wanted = dict(given)
         if "Sliding" in cls.__name__:
             wanted.setdefault("sliding_window", keys.shape[2])
-        layer: Any = cls(**wanted)
-        # Not `update`: it would drop what does not fit into the window.
-        layer.dtype, layer.device = keys.dtype, keys.device
-        layer.keys, layer.values, layer.is_initialized = keys, values, True
-        if isinstance(getattr(layer, "cumulative_length", None), int):
-            layer.cumulative_length = keys.shape[2]
-        cache.layers.append(layer)
+        cache.layers.append(_filled_layer(cls, wanted, keys, values))
     if each and pairs:
         cache.layer_class_to_replicate = None
     return cache
+
+
+def _filled_layer(cls: type, options: Mapping[str, Any], keys: torch.Tensor, values: torch.Tensor) -> Any:
+    try:
+        layer: Any = cls(**options)
+    except ImportError as error:
+        raise ImportError(f"no {cls.__name__} here: {error}") from error
+    if cls.__name__ in _ASSIGNABLE:
+        # Not `update`: it would drop what does not fit into the window.
+        layer.dtype, layer.device = keys.dtype, keys.device
+        layer.keys, layer.values, layer.is_initialized = keys, values, True
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length = keys.shape[2]
+    elif hasattr(layer, "update"):
+        # What else such a layer keeps (a payload, a buffer, a prefill) only its own update knows.
+        layer.update(keys, values)
+    else:
+        raise TypeError(f"a {cls.__name__} holds no keys and values")
+    return layer
+
+
+#: Classes of layers whose keys and values are all they hold.
+_ASSIGNABLE = ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer")
 
 
 def make_static_cache(key_value_pairs: Sequence[Any], max_cache_len: int | None = None) -> Any:
@@ -357,10 +381,6 @@ def replacement_before_exporting(value: Any) -> Any:
     return value
 
 
-def _is_cache(value: Any) -> bool:
-    return hasattr(value, "layers") or hasattr(value, "self_attention_cache")
-
-
 def torch_deepcopy(value: Any) -> Any:
     """A copy that shares no memory with `value`; tensors are cloned one by one.
 
@@ -380,11 +400,7 @@ def torch_deepcopy(value: Any) -> Any:
         return kind(torch_deepcopy(item) for item in value)
     if _pytree.is_namedtuple_instance(value):
         return kind(*(torch_deepcopy(item) for item in value))
-    if (
-        kind.__module__.startswith("transformers")
-        and _is_cache(value)
-        and not isinstance(value, torch.nn.Module)
-    ):
+    if kind.__module__.startswith("transformers") and caches.is_cache(value):
         return clone_cache(value)
     if isinstance(value, CacheKeyValue):
         return CacheKeyValue(torch_deepcopy(value.aslist()) if value.key_cache is not None else None)
@@ -413,7 +429,7 @@ def _children(value: Any) -> list[Any] | None:
         return list(value)
     if hasattr(value, "self_attention_cache"):
         return [value.self_attention_cache, value.cross_attention_cache]
-    if hasattr(value, "layers") and not isinstance(value, torch.nn.Module):
+    if caches.is_cache(value):
         return list(caches.flatten_cache(value)[0])
     if isinstance(value, CacheKeyValue):
         return list(value.aslist())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import GetAttrKey, MappingKey, SequenceKey, tree_flatten_with_path
 
+from ..keypaths import key_text
 from .caches import CacheKey
 
 __all__ = ["flatten_with_paths", "is_constant", "render_path", "same_constant"]
@@ -21,8 +22,7 @@ def render_path(keys: Sequence[Any], root: str = "") -> str:
         if isinstance(key, CacheKey):
             parts.append(key.path)
         elif isinstance(key, MappingKey):
-            # A dot inside a key is escaped: `split_path` must find the same parts again.
-            parts.append(str(key.key).replace(".", "\\."))
+            parts.append(key_text(key.key))
         elif isinstance(key, SequenceKey):
             parts.append(str(key.idx))
         elif isinstance(key, GetAttrKey):

@@ -34,6 +34,9 @@ _LOCK = threading.RLock()
 #: Classes that this module registered, with how many nested scopes hold them.
 _OURS: dict[type, int] = {}
 
+#: The classes held by each open block that registers any.
+_OPEN: list[list[type]] = []
+
 #: What was there before, by class, until the last scope that holds the class is left.
 _REPLACED: dict[type, _Saved] = {}
 
@@ -127,7 +130,22 @@ def _cache_classes(patch_transformers: bool | None) -> list[type]:
     if module is None:
         return []
     seen: dict[type, None] = dict.fromkeys([module.Cache, *_subclasses(module.Cache)])
+    for name, imported in list(sys.modules.items()):
+        # Caches of a model's own, which are no subclasses: xLSTM, Reformer, the padding caches of codecs.
+        if name.startswith("transformers.models.") and name.rpartition(".")[2].startswith(_MODEL_FILES):
+            for cls in list(vars(imported).values()):
+                if isinstance(cls, type) and cls.__module__ == name and _is_container(cls, module):
+                    seen[cls] = None
     return list(seen)
+
+
+#: Files of a model that define what its calls take and return.
+_MODEL_FILES = ("modeling_", "generation_")
+
+
+def _is_container(cls: type, module: Any) -> bool:
+    # `DeepseekV4HCACache` is the layer of a cache.
+    return caches.is_cache_class(cls) and not issubclass(cls, module.CacheLayerMixin)
 
 
 def _functions(cls: type) -> tuple[Any, Any, Any]:
@@ -190,6 +208,8 @@ def register_flattening_functions(patch_transformers: bool | None = True) -> Ite
     held: list[type] = []
     try:
         with _LOCK:
+            if patch_transformers is not False:
+                _OPEN.append(held)
             for cls in _cache_classes(patch_transformers):
                 if cls not in _OURS:
                     owner = registration_owner(cls)
@@ -217,7 +237,13 @@ def register_flattening_functions(patch_transformers: bool | None = True) -> Ite
         yield lambda value: value
     finally:
         with _LOCK:
+            # By identity: two blocks may hold equal lists.
+            _OPEN[:] = [other for other in _OPEN if other is not held]
             for cls in held:
+                if _OPEN and _OURS[cls] == 1:
+                    # Of a model imported since the block around this one was entered: needed until that ends.
+                    _OPEN[-1].append(cls)
+                    continue
                 _OURS[cls] -= 1
                 if not _OURS[cls]:
                     del _OURS[cls]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .caches import is_cache
+
 __all__ = ["string_type"]
 
 #: torch dtype name -> onnx.TensorProto.DataType.
@@ -87,7 +89,7 @@ def _container(value: Any, style: _Style) -> str:
     if hasattr(value, "self_attention_cache"):
         names = ("self_attention_cache", "cross_attention_cache")
         return f"{kind.__name__}({', '.join(f'{n}={_text(getattr(value, n), style)}' for n in names)})"
-    if hasattr(value, "layers") and not isinstance(value, torch.nn.Module):
+    if is_cache(value):
         return _cache(value, style)
     if isinstance(value, (set, frozenset)):
         return "{" + ",".join(sorted(_text(item, style) for item in value)) + "}"
@@ -189,11 +191,19 @@ def _keys_and_values(name: str, keys: Any, values: Any, style: _Style) -> str:
 
 
 def _cache(cache: Any, style: _Style) -> str:
-    name, layers = type(cache).__name__, list(cache.layers)
-    if all(type(layer).__name__ in ("DynamicLayer", "StaticLayer") for layer in layers):
+    name, layers = type(cache).__name__, getattr(cache, "layers", ())
+    if isinstance(layers, dict):
+        parts = [f"{key}:{_layer(layer, style)}" for key, layer in layers.items()]
+    elif all(type(layer).__name__ in ("DynamicLayer", "StaticLayer") for layer in layers):
         filled = [layer for layer in layers if isinstance(layer.keys, torch.Tensor)]
-        return _keys_and_values(name, [x.keys for x in filled], [x.values for x in filled], style)
-    return f"{name}({', '.join(_layer(layer, style) for layer in layers)})"
+        if hasattr(cache, "layers"):
+            rest = _held(cache, ("layers",), style)
+            text = _keys_and_values(name, [x.keys for x in filled], [x.values for x in filled], style)
+            return f"{text[:-1]}{''.join(f', {part}' for part in rest)})"
+        parts = []
+    else:
+        parts = [_layer(layer, style) for layer in layers]
+    return f"{name}({', '.join([*parts, *_held(cache, ('layers',), style)])})"
 
 
 def _layer(layer: Any, style: _Style) -> str:
@@ -202,11 +212,25 @@ def _layer(layer: Any, style: _Style) -> str:
         for name in ("keys", "values")
         if isinstance(getattr(layer, name, None), torch.Tensor)
     ]
-    for name in ("conv_states", "recurrent_states"):
-        states = getattr(layer, name, None)
-        if isinstance(states, (dict, torch.Tensor)):
-            parts.append(f"{name}={_text(states, style)}")
-    return f"{type(layer).__name__}({', '.join(parts)})"
+    rest = _held(layer, ("keys", "values"), style)
+    return f"{type(layer).__name__}({', '.join([*parts, *rest])})"
+
+
+def _held(value: Any, but: tuple[str, ...], style: _Style) -> list[str]:
+    """``name=text`` of the attributes that hold tensors, counters aside."""
+    return [
+        f"{name}={_text(item, style)}"
+        for name, item in vars(value).items()
+        if name not in but and _has_tensor(item)
+    ]
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() > 1
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, (list, tuple)) and any(_has_tensor(item) for item in value)
 
 
 def _ort_value(value: Any, style: _Style) -> str:

@@ -288,6 +288,21 @@ class TestRegistration:
             assert registration_owner(DynamicCache) == "pytest_exportcheck"
         assert registration_owner(DynamicCache) is None
 
+    def test_a_class_that_is_imported_inside_a_block_stays_until_it_ends(self) -> None:
+        with register_flattening_functions():
+            late = type("LateCache", (DynamicCache,), {})
+            assert registration_owner(late) is None
+            with register_flattening_functions():
+                assert registration_owner(late) == "pytest_exportcheck"
+            assert registration_owner(late) == "pytest_exportcheck"
+            with register_flattening_functions():
+                pass
+            assert registration_owner(late) == "pytest_exportcheck"
+        assert registration_owner(late) is None
+        with register_flattening_functions():
+            pass
+        assert registration_owner(late) is None
+
     def test_an_error_restores_too(self) -> None:
         with pytest.raises(RuntimeError), register_flattening_functions():
             raise RuntimeError

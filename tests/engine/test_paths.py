@@ -37,6 +37,9 @@ T = torch.zeros(1)
         ),
         ([], []),
         ({"a.b": T}, [r"a\.b"]),
+        ({1: T, "1": T, "01": T, "-1": T, -1: T}, ["1", r"\1", r"\01", r"\-1", "-1"]),
+        ({"a\\": {"b": T}, "a\\.b": T, r"a\b": T}, [r"a\\.b", r"a\\\.b", r"a\\b"]),
+        ({"": T, True: T, "True": T, None: T, 1.5: T}, [r"\e", r"\:True", "True", r"\:None", r"\:1\.5"]),
     ],
 )
 def test_paths(value: Any, paths: list[str]) -> None:

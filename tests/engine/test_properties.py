@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from pytest_exportcheck.checks.compare import Tolerances, compare_leaf, table
 from pytest_exportcheck.checks.golden import GoldenGraph, parse_golden, render_golden
 from pytest_exportcheck.dims import DimExpr, parse_dim
+from pytest_exportcheck.keypaths import key_text, split_path, text_key
 from pytest_exportcheck.observe import (
     ConstantLeaf,
     GraphShapes,
@@ -61,7 +62,8 @@ def flattening() -> Iterator[None]:
 
 Pair = namedtuple("Pair", "left right")
 
-KEYS = ["k", "m", "dotted.key", "0"]
+#: Keys of dicts -> how a path shows them.
+KEYS = {"k": "k", "m": "m", "dotted.key": "dotted\\.key", "0": "\\0", "back\\": "back\\\\"}
 DTYPES = [torch.float32, torch.int64, torch.bool, torch.bfloat16]
 
 
@@ -143,7 +145,7 @@ class Case:
         def visit(node: Any, path: str) -> None:
             if isinstance(node, Box):
                 for key, child in node.children:
-                    visit(child, f"{path}.{key}".replace("dotted.", "dotted\\."))
+                    visit(child, f"{path}.{KEYS[key] if node.kind == 'dict' else key}")
             elif isinstance(node, Array):
                 found[path] = (node.dtype, tuple(d if isinstance(d, int) else None for d in node.dims))
             else:
@@ -188,7 +190,7 @@ def nodes(draw: st.DrawFn, depth: int) -> Any:
     if kind == "Pair":
         keys = ["left", "right"]
     elif kind == "dict":
-        keys = draw(st.lists(st.sampled_from(KEYS), max_size=3, unique=True))
+        keys = draw(st.lists(st.sampled_from(list(KEYS)), max_size=3, unique=True))
     else:
         keys = [str(k) for k in range(draw(st.integers(0, 3)))]
     children = tuple((key, draw(nodes(depth - 1))) for key in keys)
@@ -436,8 +438,9 @@ def test_a_clone_of_a_cache_keeps_its_counters_and_shares_no_memory(cache: Any) 
 
 NAME_PARTS = st.one_of(
     st.sampled_from(["layers", "0", "1", "keys", "values", "key", "value", "yes", "null", "1e3"]),
+    st.sampled_from(["layer 0", "layers 0-1", "\\layers 0", "\\", "a\\", "a\\.b", "\\\\", "00"]),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters=".\\"), max_size=6),
-).filter(lambda text: not text.startswith(("layer ", "layers ")))  # the words of a fold
+)
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,5}", fullmatch=True)
 
@@ -508,6 +511,47 @@ def test_a_golden_reads_back(graphs: dict[str | None, GoldenGraph], several: boo
     if not several:
         graphs = {None: next(iter(graphs.values()))}
     assert parse_golden(render_golden(graphs, "shapes.yaml", "spec.yaml")) == graphs
+
+
+ANY_KEYS = st.one_of(
+    st.text(".\\0-1e:layers ", max_size=6),
+    st.sampled_from(["layers", "layers 0", "layer 1", "layers 0-1", "\\layers 0", "1", "True", "1.5"]),
+    st.integers(-2, 12),
+    st.sampled_from([True, None, 1.5, (1, "a"), b"b"]),
+)
+ANY_TREES = st.dictionaries(
+    NAMES,
+    st.recursive(
+        st.just("int64[2]"),
+        lambda inner: (
+            st.dictionaries(ANY_KEYS, inner, min_size=1, max_size=4)
+            | st.lists(inner, min_size=1, max_size=3)
+            | st.tuples(inner, inner)
+        ),
+        max_leaves=12,
+    ),
+    min_size=1,
+    max_size=2,
+)
+
+
+@_settings(300)
+@given(ANY_TREES)
+def test_two_leaves_never_share_a_path_nor_a_line_of_a_golden(tree: dict[str, Any]) -> None:
+    pairs = [pair for name, value in tree.items() for pair in flatten_with_paths(value, name)]
+    inputs = {path: f"int64[{position}]" for position, (path, _) in enumerate(pairs)}
+    assert len(inputs) == len(pairs) == len(_pytree.tree_leaves(tree))
+    assert parse_golden(render_golden({None: GoldenGraph(inputs)}, "a.yaml", "b.yaml"))[None].inputs == inputs
+    assert all(".".join(split_path(path)) == path for path in inputs)
+
+
+@_settings(300)
+@given(ANY_KEYS)
+def test_a_key_reads_back(key: Any) -> None:
+    part = key_text(key)
+    assert split_path(f"x.{part}.y") == ["x", part, "y"]
+    assert text_key(part) == key
+    assert type(text_key(part)) is type(key)
 
 
 @_settings(60)
