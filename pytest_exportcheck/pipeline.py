@@ -21,7 +21,8 @@ from .cases import CaseId
 from .checks.compare import Tolerances, compare_leaves
 from .checks.frozen import frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
-from .checks.numbers import check_eager, check_observed_calls, check_other_sizes, tolerances_of
+from .checks.numbers import check_eager, check_observed_calls, tolerances_of
+from .checks.sizes import check_other_sizes
 from .errors import (
     ConvertError,
     ExportCheckError,
