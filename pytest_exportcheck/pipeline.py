@@ -18,18 +18,21 @@ from typing import Any, cast
 import torch
 
 from .cases import CaseId
+from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances, compare_leaves
-from .checks.frozen import frozen_in_onnx, frozen_in_program
+from .checks.frozen import frozen_axes, frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
-from .checks.numbers import check_eager, check_observed_calls, tolerances_of
+from .checks.numbers import blame_stand_ins, check_eager, check_observed_calls, tolerances_of
 from .checks.sizes import check_other_sizes
 from .errors import (
+    CompareError,
     ConvertError,
     ExportCheckError,
     ExportError,
     LoadError,
     ObserveError,
     PatchError,
+    RunError,
     ShapesError,
     error_class,
 )
@@ -41,6 +44,7 @@ from .exporters.base import (
     flat_forward,
     named_arguments,
 )
+from .exporters.guards import CaptureWatch
 from .exporters.registry import load_exporter
 from .exporters.rnn import fresh_dispatch
 from .observe.infer import ConstantLeaf
@@ -49,7 +53,7 @@ from .patches.base import PatchMode
 from .patches.registry import load_patch_mode
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
-from .runtimes.onnx_runtime import OnnxRuntimeSession
+from .runtimes.onnx_runtime import onnx_input_dims
 from .spec import ModelSpec, build_calls, build_model
 
 __all__ = ["CheckedObservation", "SpecRun", "check_shapes", "run_case"]
@@ -330,6 +334,8 @@ def _export(
     observation: Observation,
     graph: GraphObservation,
     stages: _Stages,
+    watch: CaptureWatch,
+    captured: CapturedProgram,
 ) -> tuple[Exported, ExportRequest]:
     runtime = str(getattr(exporter, "target", "torch"))
     target = graph.target
@@ -356,8 +362,11 @@ def _export(
             options=dict(observation.spec.exporter_options.get(exporter.name, {})),
             stage=stages.inside,
             mode=mode,
+            captured=captured.check,
         )
-        return exporter.export(request), request
+        watch.inputs(kwargs)
+        with watch:
+            return exporter.export(request), request
 
 
 def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: dict[str, Any]) -> None:
@@ -427,12 +436,17 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
         stages("export")
         changed = False
+        watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         try:
-            exported, request = _export(exporter, mode, observation, graph, stages)
+            exported, request = _export(exporter, mode, observation, graph, stages, watch, captured)
         except ExportCheckError:
+            if captured.differs:
+                blame_stand_ins(graph, tolerances)
             raise
         except (Exception, SystemExit) as error:
-            raise _refusal(error, "export", f"{exporter.name} refuses the model") from error
+            refusal = _refusal(error, "export", f"{exporter.name} refuses the model")
+            refusal.details[:0] = frozen_axes(graph.shapes, watch.frozen())
+            raise refusal from error
         finally:
             # A verdict must not depend on what ran before it.
             changed = not _answers_as_recorded(graph, tolerances)
@@ -448,7 +462,14 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         record.update(exported.facts)
         if isinstance(exported.program, torch.export.ExportedProgram):
             _fail_if_frozen(
-                frozen_in_program(exported.program, request.input_paths, graph.shapes), ExportError, record
+                frozen_in_program(exported.program, request.input_paths, graph.shapes, watch.frozen()),
+                ExportError,
+                record,
+            )
+        elif (dims := onnx_input_dims(exported.program)) is not None:
+            stages("convert")
+            _fail_if_frozen(
+                frozen_in_onnx(dims, exported.input_names, graph.shapes, watch.frozen()), ConvertError, record
             )
         stages("session")
         try:
@@ -458,14 +479,15 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         except Exception as error:
             raise _refusal(error, "session", "the program cannot be loaded") from error
         record.update(session.facts)
-        if isinstance(session, OnnxRuntimeSession):
-            stages("convert")
-            _fail_if_frozen(
-                frozen_in_onnx(session.input_dims(), exported.input_names, graph.shapes), ConvertError, record
-            )
-        check_observed_calls(spec, graph, session, tolerances, stages, record)
+        try:
+            check_observed_calls(spec, graph, session, tolerances, stages, record)
+        except (RunError, CompareError) as error:
+            error.details += captured.on_observed_calls()
+            raise
         stages("resize")
-        check_other_sizes(spec, graph, session, tolerances, record)
+        if watch.missing:
+            record["warnings"].append(f"comparisons of sizes cannot be read: there is no {watch.missing}")
+        check_other_sizes(spec, graph, session, tolerances, record, watch.comparisons(graph.shapes), captured)
 
 
 def _answers_as_recorded(graph: GraphObservation, tolerances: Tolerances) -> bool:

@@ -16,7 +16,7 @@ from ..spec import ModelSpec
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .padding import expand_mask, where_masks
 
-__all__ = ["check_eager", "check_observed_calls", "tolerances_of"]
+__all__ = ["blame_stand_ins", "check_eager", "check_observed_calls", "tolerances_of"]
 
 Leaves = list[tuple[str, Any]]
 
@@ -127,7 +127,7 @@ def _merge(worst: dict[str, dict[str, Any]], results: Sequence[LeafComparison]) 
             worst[result.path] = result.to_record()
 
 
-def _blame_stand_ins(graph: GraphObservation, tolerances: Tolerances) -> None:
+def blame_stand_ins(graph: GraphObservation, tolerances: Tolerances) -> None:
     """After a failure: where eager itself does not take the stand-ins for missing arguments, say that.
 
     Every call is asked, not only the one that failed: the program may have been exported from another one.
@@ -205,7 +205,7 @@ def check_observed_calls(
         try:
             got = _run(session, arguments, what, RunError)
         except RunError:
-            _blame_stand_ins(graph, tolerances)
+            blame_stand_ins(graph, tolerances)
             raise
         enter("compare")
         expected = call.output_leaves()
@@ -218,7 +218,7 @@ def check_observed_calls(
         _merge(worst, results)
         record["outputs"] = list(worst.values())
         if not all(result.ok for result in results):
-            _blame_stand_ins(graph, tolerances)
+            blame_stand_ins(graph, tolerances)
             details = table(results)
             padding = None if where else _only_padding(expected, got, inputs, tolerances)
             if padding:

@@ -16,7 +16,7 @@ from ..errors import RunError, SessionError
 from ..exporters.base import Exported
 from ..pytrees import flatten_with_paths
 
-__all__ = ["OnnxRuntimeSession", "is_onnx", "provider_for"]
+__all__ = ["OnnxRuntimeSession", "is_onnx", "onnx_input_dims", "provider_for"]
 
 #: ONNX TensorProto.DataType -> torch dtype (onnx/onnx.proto).
 _TORCH = {
@@ -53,6 +53,44 @@ def is_onnx(program: Any) -> bool:
     import onnx_ir
 
     return isinstance(program, (onnx.ModelProto, onnx_ir.Model))
+
+
+def onnx_input_dims(program: Any) -> dict[str, list[int | str | None]] | None:
+    """Name -> declared dims of each input of an ONNX model; ``None`` for what is none, or cannot be read.
+
+    A size, the name of a symbolic one, or ``None`` where nothing is declared.
+    """
+    import onnx
+    import onnx_ir
+
+    if not is_onnx(program):
+        return None
+    if isinstance(program, (bytes, str, os.PathLike)):
+        try:
+            load = onnx.load_from_string if isinstance(program, bytes) else _load_graph
+            program = load(program)
+        except Exception:
+            return None  # the session says why
+    if isinstance(program, onnx.ModelProto):
+        return {
+            value.name: [
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+                for dim in value.type.tensor_type.shape.dim
+            ]
+            for value in program.graph.input
+        }
+    model = program.model if isinstance(program, torch.onnx.ONNXProgram) else program
+    assert isinstance(model, onnx_ir.Model)
+    return {
+        str(value.name): [dim if isinstance(dim, int) else str(dim) for dim in value.shape or ()]
+        for value in model.graph.inputs
+    }
+
+
+def _load_graph(path: Any) -> Any:
+    import onnx
+
+    return onnx.load(path, load_external_data=False)
 
 
 def _size_of(model: Any) -> int:
@@ -206,10 +244,6 @@ class OnnxRuntimeSession:
             list(tensor.shape), _ONNX[tensor.dtype], "cpu"
         )
         binding.bind_ortvalue_input(name, empty)
-
-    def input_dims(self) -> dict[str, list[Any]]:
-        """Name -> declared dims of each input: sizes, or names of symbolic ones."""
-        return {name: list(value.shape) for name, value in self._inputs.items()}
 
 
 def _describe(model: bytes | str) -> dict[str, Any]:
