@@ -22,6 +22,7 @@ from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances, compare_leaves
 from .checks.frozen import frozen_axes, frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
+from .checks.inputs import refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_eager, check_observed_calls, tolerances_of
 from .checks.sizes import check_other_sizes
 from .errors import (
@@ -479,6 +480,17 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         except Exception as error:
             raise _refusal(error, "session", "the program cannot be loaded") from error
         record.update(session.facts)
+        names = session.facts.get("onnx_inputs")
+        if names is not None:
+            absent = [
+                leaf.path
+                for leaf in graph.shapes.tensors()
+                if exported.input_names.get(leaf.path) not in names
+            ]
+            record["unused_inputs"] = absent
+            if absent:
+                stages("convert")
+                refuse_baked_inputs(graph, absent, tolerances)
         try:
             check_observed_calls(spec, graph, session, tolerances, stages, record)
         except (RunError, CompareError) as error:

@@ -51,7 +51,8 @@ def frozen_in_program(
     for path, name in zip(paths, program.graph_signature.user_inputs, strict=False):
         value = nodes[str(name)].meta.get("val") if str(name) in nodes else None
         if isinstance(value, torch.Tensor):
-            dims[path] = list(value.shape)
+            # A size that froze may still be a SymInt, of a constant.
+            dims[path] = [int(text) if (text := str(size)).isdigit() else size for size in value.shape]
     return _frozen(shapes, dims, reasons)
 
 

@@ -266,7 +266,8 @@ def _as_condition(expression: sympy.Basic, result: Any, held: bool = False) -> s
 
     `held`: the way round in which it was true.
     """
-    if isinstance(expression, sympy.logic.boolalg.Boolean):
+    # A symbol of sympy is a Boolean too.
+    if isinstance(expression, (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)):
         negated = sympy.Not(expression)
         return negated if held and not bool(result) else expression
     return sympy.Eq(expression, sympy.sympify(result), evaluate=False)

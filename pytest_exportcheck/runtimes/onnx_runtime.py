@@ -163,6 +163,7 @@ class OnnxRuntimeSession:
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if provider not in onnxruntime.get_available_providers():
             raise SessionError(
                 f"onnxruntime {onnxruntime.__version__} has no {provider} "
@@ -179,8 +180,14 @@ class OnnxRuntimeSession:
         except Exception as error:
             raise SessionError(f"onnxruntime cannot load the model: {error}") from error
         used = self._session.get_providers()
+        nodes = _nodes_by_provider(self._session)
         if not used or used[0] != provider:
             raise SessionError(f"the session runs on {', '.join(used)}, not on the asked {provider}")
+        if nodes and provider not in nodes:
+            raise SessionError(
+                f"no node runs on the asked {provider}: "
+                + ", ".join(f"{count} on {name}" for name, count in nodes.items())
+            )
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = [value.name for value in self._session.get_outputs()]
         if len(self._outputs) != len(exported.output_paths):
@@ -190,6 +197,7 @@ class OnnxRuntimeSession:
             )
         self.facts: dict[str, Any] = {
             "providers": used,
+            "nodes_by_provider": nodes,
             "onnx_inputs": list(self._inputs),
             **_describe(model),
         }
@@ -244,6 +252,16 @@ class OnnxRuntimeSession:
             list(tensor.shape), _ONNX[tensor.dtype], "cpu"
         )
         binding.bind_ortvalue_input(name, empty)
+
+
+def _nodes_by_provider(session: Any) -> dict[str, int]:
+    """Provider -> nodes of the optimized graph that it runs; empty where this onnxruntime does not tell."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return {}
+    counts: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        counts[part.ep_name] += len(part.get_nodes())
+    return dict(counts)
 
 
 def _describe(model: bytes | str) -> dict[str, Any]:
