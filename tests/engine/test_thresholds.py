@@ -330,3 +330,30 @@ def test_sizes_of_the_spec_replace_all_others(tmp_path: Path) -> None:
     stage, error, record = verdict(make_run(tmp_path, DOUBLED, "resize: off\n"), "onnx-dynamo")
     assert stage == "pass", error
     assert "resize" not in record
+
+
+def test_a_model_that_remembers_sizes_is_made_anew_for_the_next_case(tmp_path: Path) -> None:
+    """Eager runs on longer sequences here; a later exporter must not be told that it changed the model."""
+    source = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.longest = 9
+
+        def forward(self, x):
+            if not torch.compiler.is_compiling():
+                self.longest = max(self.longest, int(x.shape[1]))
+            return x * self.longest
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((torch.ones(2, 9),), {}), ((torch.ones(4, 5),), {})]
+    """
+    run = make_run(tmp_path, source)
+    for _ in range(2):
+        stage, error, _ = verdict(run, "torch-export")
+        assert stage == "resize", error
