@@ -18,6 +18,7 @@ from .reports.json_report import environment, package_versions, write_json
 from .reports.markdown import markdown
 from .reports.matrix import Matrix, cell_text, counts, is_case
 from .reports.record import sort_key
+from .reports.refusals import refusal_lines
 from .reports.terminal import matrix_lines
 
 if TYPE_CHECKING:
@@ -227,6 +228,9 @@ class Controller:
                 for piece in line:
                     terminal.write(piece.text, **({piece.colour: True} if piece.colour else {}))
                 terminal.write_line("")
+        if verbose > 0:
+            for refusal in refusal_lines(self.records):
+                terminal.write_line(refusal)
         terminal.write_line("   ".join(self._totals()))
         for what, paths in (
             ("updated", self.written),

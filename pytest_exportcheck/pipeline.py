@@ -18,17 +18,22 @@ from typing import Any, cast
 import torch
 
 from .cases import CaseId
+from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances, compare_leaves
-from .checks.frozen import frozen_in_onnx, frozen_in_program
+from .checks.frozen import frozen_axes, frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
-from .checks.numbers import check_eager, check_observed_calls, check_other_sizes, tolerances_of
+from .checks.inputs import refuse_baked_inputs
+from .checks.numbers import blame_stand_ins, check_eager, check_observed_calls, tolerances_of
+from .checks.sizes import check_other_sizes
 from .errors import (
+    CompareError,
     ConvertError,
     ExportCheckError,
     ExportError,
     LoadError,
     ObserveError,
     PatchError,
+    RunError,
     ShapesError,
     error_class,
 )
@@ -40,6 +45,7 @@ from .exporters.base import (
     flat_forward,
     named_arguments,
 )
+from .exporters.guards import CaptureWatch
 from .exporters.registry import load_exporter
 from .exporters.rnn import fresh_dispatch
 from .observe.infer import ConstantLeaf
@@ -48,7 +54,7 @@ from .patches.base import PatchMode
 from .patches.registry import load_patch_mode
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
-from .runtimes.onnx_runtime import OnnxRuntimeSession
+from .runtimes.onnx_runtime import onnx_input_dims
 from .spec import ModelSpec, build_calls, build_model
 
 __all__ = ["CheckedObservation", "SpecRun", "check_shapes", "run_case"]
@@ -329,6 +335,8 @@ def _export(
     observation: Observation,
     graph: GraphObservation,
     stages: _Stages,
+    watch: CaptureWatch,
+    captured: CapturedProgram,
 ) -> tuple[Exported, ExportRequest]:
     runtime = str(getattr(exporter, "target", "torch"))
     target = graph.target
@@ -355,8 +363,11 @@ def _export(
             options=dict(observation.spec.exporter_options.get(exporter.name, {})),
             stage=stages.inside,
             mode=mode,
+            captured=captured.check,
         )
-        return exporter.export(request), request
+        watch.inputs(kwargs)
+        with watch:
+            return exporter.export(request), request
 
 
 def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: dict[str, Any]) -> None:
@@ -426,12 +437,17 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
         stages("export")
         changed = False
+        watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         try:
-            exported, request = _export(exporter, mode, observation, graph, stages)
+            exported, request = _export(exporter, mode, observation, graph, stages, watch, captured)
         except ExportCheckError:
+            if captured.differs:
+                blame_stand_ins(graph, tolerances)
             raise
         except (Exception, SystemExit) as error:
-            raise _refusal(error, "export", f"{exporter.name} refuses the model") from error
+            refusal = _refusal(error, "export", f"{exporter.name} refuses the model")
+            refusal.details[:0] = frozen_axes(graph.shapes, watch.frozen())
+            raise refusal from error
         finally:
             # A verdict must not depend on what ran before it.
             changed = not _answers_as_recorded(graph, tolerances)
@@ -447,7 +463,14 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         record.update(exported.facts)
         if isinstance(exported.program, torch.export.ExportedProgram):
             _fail_if_frozen(
-                frozen_in_program(exported.program, request.input_paths, graph.shapes), ExportError, record
+                frozen_in_program(exported.program, request.input_paths, graph.shapes, watch.frozen()),
+                ExportError,
+                record,
+            )
+        elif (dims := onnx_input_dims(exported.program)) is not None:
+            stages("convert")
+            _fail_if_frozen(
+                frozen_in_onnx(dims, exported.input_names, graph.shapes, watch.frozen()), ConvertError, record
             )
         stages("session")
         try:
@@ -457,14 +480,32 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         except Exception as error:
             raise _refusal(error, "session", "the program cannot be loaded") from error
         record.update(session.facts)
-        if isinstance(session, OnnxRuntimeSession):
-            stages("convert")
-            _fail_if_frozen(
-                frozen_in_onnx(session.input_dims(), exported.input_names, graph.shapes), ConvertError, record
-            )
-        check_observed_calls(spec, graph, session, tolerances, stages, record)
+        names = session.facts.get("onnx_inputs")
+        if names is not None:
+            absent = [
+                leaf.path
+                for leaf in graph.shapes.tensors()
+                if exported.input_names.get(leaf.path) not in names
+            ]
+            record["unused_inputs"] = absent
+            if absent:
+                stages("convert")
+                refuse_baked_inputs(graph, absent, tolerances)
+        try:
+            check_observed_calls(spec, graph, session, tolerances, stages, record)
+        except (RunError, CompareError) as error:
+            error.details += captured.on_observed_calls()
+            raise
         stages("resize")
-        check_other_sizes(spec, graph, session, tolerances, record)
+        if watch.missing:
+            record["warnings"].append(f"comparisons of sizes cannot be read: there is no {watch.missing}")
+        comparisons = watch.comparisons(graph.shapes)
+        try:
+            check_other_sizes(spec, graph, session, tolerances, record, comparisons, captured)
+        finally:
+            # Eager may keep what it saw (a table of positions that grew): the next case gets a new model.
+            if not _answers_as_recorded(graph, tolerances):
+                run.forget(case.device, case.dtype)
 
 
 def _answers_as_recorded(graph: GraphObservation, tolerances: Tolerances) -> bool:

@@ -1,4 +1,4 @@
-"""A program against eager: on every observed call, then on sizes nobody showed it."""
+"""A program against eager on every observed call."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import Any
 
 import torch
 
-from ..errors import CompareError, ExportCheckError, ObserveError, ResizeError, RunError
+from ..errors import CompareError, ExportCheckError, ObserveError, RunError
 from ..exporters.base import split_constants
 from ..observe.observation import GraphObservation, last_lines
-from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
 from ..pytrees import clone_tree, flatten_with_paths
 from ..runtimes.base import Session
 from ..spec import ModelSpec
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .padding import expand_mask, where_masks
 
-__all__ = ["check_eager", "check_observed_calls", "check_other_sizes", "tolerances_of"]
+__all__ = ["blame_stand_ins", "check_eager", "check_observed_calls", "tolerances_of"]
 
 Leaves = list[tuple[str, Any]]
 
@@ -128,7 +127,7 @@ def _merge(worst: dict[str, dict[str, Any]], results: Sequence[LeafComparison]) 
             worst[result.path] = result.to_record()
 
 
-def _blame_stand_ins(graph: GraphObservation, tolerances: Tolerances) -> None:
+def blame_stand_ins(graph: GraphObservation, tolerances: Tolerances) -> None:
     """After a failure: where eager itself does not take the stand-ins for missing arguments, say that.
 
     Every call is asked, not only the one that failed: the program may have been exported from another one.
@@ -206,7 +205,7 @@ def check_observed_calls(
         try:
             got = _run(session, arguments, what, RunError)
         except RunError:
-            _blame_stand_ins(graph, tolerances)
+            blame_stand_ins(graph, tolerances)
             raise
         enter("compare")
         expected = call.output_leaves()
@@ -219,7 +218,7 @@ def check_observed_calls(
         _merge(worst, results)
         record["outputs"] = list(worst.values())
         if not all(result.ok for result in results):
-            _blame_stand_ins(graph, tolerances)
+            blame_stand_ins(graph, tolerances)
             details = table(results)
             padding = None if where else _only_padding(expected, got, inputs, tolerances)
             if padding:
@@ -229,70 +228,3 @@ def check_observed_calls(
                 details=details,
             )
     _refuse_blind_masks(spec, compared)
-
-
-def _sizes_text(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
-
-
-def check_other_sizes(
-    spec: ModelSpec,
-    graph: GraphObservation,
-    session: Session,
-    tolerances: Tolerances,
-    record: dict[str, Any],
-) -> None:
-    """Run the program and eager on sizes that no call had; sizes that eager refuses are listed, not judged.
-
-    Raises
-    ------
-    ResizeError
-        The program fails, or differs from eager, at the first such size.
-    """
-    if spec.resize == "off":
-        return
-    if isinstance(spec.resize, Mapping):
-        unknown = [name for name in spec.resize if name not in graph.shapes.symbols]
-        if unknown:
-            raise ResizeError(
-                f"resize names {', '.join(unknown)}, the symbols of this graph are "
-                f"{', '.join(graph.shapes.symbols) or 'none'}"
-            )
-        wanted = sizes_from_spec(graph.example, spec.resize)
-    else:
-        wanted = other_sizes(graph.shapes, graph.example, graph.calls)
-    passed: list[str] = []
-    refused: list[str] = []
-    for sizes in wanted:
-        text = _sizes_text(sizes)
-        try:
-            arguments = resize_arguments(graph.example.arguments, graph.shapes, sizes, graph.calls)
-        except Exception as error:
-            # A size of the spec that no memory holds.
-            raise ResizeError(f"no inputs of sizes {text} can be made: {error}") from error
-        try:
-            expected = flatten_with_paths(clone_tree(graph.eager(arguments)))
-        except Exception as error:
-            # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
-            refused.append(f"{text}: {type(error).__name__}: {str(error).strip().splitlines()[:1]}")
-            continue
-        record["resize"] = {"passed": passed, "refused_by_eager": refused, "failed": text}
-        got = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
-        inputs = _inputs_by_path(arguments)
-        where = where_masks(spec.compare, inputs, expected)
-        results = compare_leaves(expected, got, tolerances, where)
-        if not all(result.ok for result in results):
-            details = table(results)
-            padding = None if where else _only_padding(expected, got, inputs, tolerances)
-            if padding:
-                details.extend(padding.splitlines())
-            raise ResizeError(
-                f"{_summary(results, tolerances)} ({session.description} against eager) at sizes {text}, "
-                "which no observed call had",
-                details=details,
-            )
-        passed.append(text)
-    record["resize"] = {"passed": passed, "refused_by_eager": refused}
-    if isinstance(spec.resize, Mapping) and not passed:
-        # Sizes that a person wrote down and nothing was checked at: a mistake in the spec, no pass.
-        raise ResizeError("eager refuses every size that resize lists: nothing was checked", details=refused)

@@ -44,6 +44,9 @@ class ExportRequest:
         ``with request.stage("convert"):`` says that a failure inside is one of conversion, not of capture.
     options:
         Options of this exporter from the spec (``exporter_options``).
+    captured:
+        To be called with the ExportedProgram before it is converted. It is run on every observed call, so
+        that wrong numbers of the capture are told from those of the conversion (raises `ExportError`).
     """
 
     model: torch.nn.Module
@@ -57,6 +60,7 @@ class ExportRequest:
     options: Mapping[str, Any]
     stage: Callable[[str], AbstractContextManager[None]]
     mode: Any = None
+    captured: Callable[[torch.export.ExportedProgram], None] = lambda program: None
 
 
 @dataclass

@@ -99,6 +99,7 @@ class OnnxDynamo:
         """Capture, then convert; the ONNX graph keeps the names of the dynamic axes."""
         options = dict(request.options)
         program = capture(request)
+        request.captured(program)
         # The mode may have fixes for the graph (``hf``); they work in place.
         table = request.mode.before_convert(program) if request.mode is not None else None
         if table:

@@ -17,7 +17,15 @@ from ..pytrees.cloning import is_wrapper
 from .infer import GraphShapes, TensorLeaf
 from .records import RecordedCall
 
-__all__ = ["ExportExample", "choose_example", "other_sizes", "resize_arguments"]
+__all__ = [
+    "ExportExample",
+    "choose_example",
+    "is_possible",
+    "other_sizes",
+    "resize_arguments",
+    "sizes_from_spec",
+    "smallest_sizes",
+]
 
 #: Sizes to fall back on: distinct primes, none of them 0 or 1, which torch.export treats as constants.
 _SAFE_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
@@ -234,7 +242,8 @@ def other_sizes(
 ) -> list[dict[str, int]]:
     """Sizes that no observed call had, one symbol away from the example, and all of them at once.
 
-    Batches of 1 and 3, an empty past, lengths of 1 and longer than anything observed.
+    1, 2, 3 and a larger one than any that was observed; an empty past. Images and frames come in multiples
+    (of a patch, a stride) and stay on the grid that was observed: its step, and one more than the largest.
     """
     observed: dict[str, set[int]] = {name: set() for name in shapes.symbols}
     seen = []
@@ -247,18 +256,15 @@ def other_sizes(
     for name in shapes.symbols:
         sizes = observed[name] or {example.sizes[name]}
         top = max(sizes | {example.sizes[name]})
-        if name == "batch" or name.endswith("_batch"):
-            candidates = [1, 3, top + 2]
-        elif name in ("height", "width", "frames"):
-            # Images and frames come in multiples (patches, strides): keep to the grid that was observed.
-            step = 0
-            for size in sizes:
-                step = gcd(step, size)
-            candidates = [top + step]
+        if name in ("height", "width", "frames"):
+            step = gcd(*sizes)
+            candidates = [step, top + step]
+        elif name == "batch" or name.endswith("_batch"):
+            candidates = [1, 2, 3, top + 2]
         elif name == "past":
-            candidates = [0, 1, top + 3]
+            candidates = [0, 1, 2, 3, top + 3]
         else:
-            candidates = [1, 2, 2 * top + 1]
+            candidates = [1, 2, 3, 2 * top + 1]
         limit = shapes.limits.get(name)
         variants[name] = [size for size in dict.fromkeys(candidates) if limit is None or size <= limit]
     found: list[dict[str, int]] = []
@@ -273,12 +279,18 @@ def other_sizes(
         )
     unique = {tuple(sorted(sizes.items())): sizes for sizes in found}
     shown = {tuple(sorted(sizes.items())) for sizes in seen}
-    return [sizes for key, sizes in unique.items() if key not in shown and _possible(shapes, sizes)]
+    return [sizes for key, sizes in unique.items() if key not in shown and is_possible(shapes, sizes)]
 
 
-def _possible(shapes: GraphShapes, sizes: Mapping[str, int]) -> bool:
+def is_possible(shapes: GraphShapes, sizes: Mapping[str, int]) -> bool:
     """Whether no axis gets a negative size: there is no `past - 1` for an empty past."""
     return all(size >= 0 for leaf in shapes.tensors() for size in shapes.dims(leaf.path, sizes))
+
+
+def smallest_sizes(shapes: GraphShapes) -> dict[str, int]:
+    """The smallest size of each symbol that is worth a try: 0 for a past and for what was empty in a call."""
+    empty = {name for sizes in shapes.sizes.values() for name, size in sizes.items() if size == 0}
+    return {name: 0 if name in empty or name == "past" else 1 for name in shapes.symbols}
 
 
 def sizes_from_spec(example: ExportExample, resize: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:

@@ -16,7 +16,7 @@ from ..errors import RunError, SessionError
 from ..exporters.base import Exported
 from ..pytrees import flatten_with_paths
 
-__all__ = ["OnnxRuntimeSession", "is_onnx", "provider_for"]
+__all__ = ["OnnxRuntimeSession", "is_onnx", "onnx_input_dims", "provider_for"]
 
 #: ONNX TensorProto.DataType -> torch dtype (onnx/onnx.proto).
 _TORCH = {
@@ -53,6 +53,44 @@ def is_onnx(program: Any) -> bool:
     import onnx_ir
 
     return isinstance(program, (onnx.ModelProto, onnx_ir.Model))
+
+
+def onnx_input_dims(program: Any) -> dict[str, list[int | str | None]] | None:
+    """Name -> declared dims of each input of an ONNX model; ``None`` for what is none, or cannot be read.
+
+    A size, the name of a symbolic one, or ``None`` where nothing is declared.
+    """
+    import onnx
+    import onnx_ir
+
+    if not is_onnx(program):
+        return None
+    if isinstance(program, (bytes, str, os.PathLike)):
+        try:
+            load = onnx.load_from_string if isinstance(program, bytes) else _load_graph
+            program = load(program)
+        except Exception:
+            return None  # the session says why
+    if isinstance(program, onnx.ModelProto):
+        return {
+            value.name: [
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+                for dim in value.type.tensor_type.shape.dim
+            ]
+            for value in program.graph.input
+        }
+    model = program.model if isinstance(program, torch.onnx.ONNXProgram) else program
+    assert isinstance(model, onnx_ir.Model)
+    return {
+        str(value.name): [dim if isinstance(dim, int) else str(dim) for dim in value.shape or ()]
+        for value in model.graph.inputs
+    }
+
+
+def _load_graph(path: Any) -> Any:
+    import onnx
+
+    return onnx.load(path, load_external_data=False)
 
 
 def _size_of(model: Any) -> int:
@@ -125,6 +163,7 @@ class OnnxRuntimeSession:
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         if provider not in onnxruntime.get_available_providers():
             raise SessionError(
                 f"onnxruntime {onnxruntime.__version__} has no {provider} "
@@ -141,8 +180,14 @@ class OnnxRuntimeSession:
         except Exception as error:
             raise SessionError(f"onnxruntime cannot load the model: {error}") from error
         used = self._session.get_providers()
+        nodes = _nodes_by_provider(self._session)
         if not used or used[0] != provider:
             raise SessionError(f"the session runs on {', '.join(used)}, not on the asked {provider}")
+        if nodes and provider not in nodes:
+            raise SessionError(
+                f"no node runs on the asked {provider}: "
+                + ", ".join(f"{count} on {name}" for name, count in nodes.items())
+            )
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = [value.name for value in self._session.get_outputs()]
         if len(self._outputs) != len(exported.output_paths):
@@ -152,6 +197,7 @@ class OnnxRuntimeSession:
             )
         self.facts: dict[str, Any] = {
             "providers": used,
+            "nodes_by_provider": nodes,
             "onnx_inputs": list(self._inputs),
             **_describe(model),
         }
@@ -207,9 +253,15 @@ class OnnxRuntimeSession:
         )
         binding.bind_ortvalue_input(name, empty)
 
-    def input_dims(self) -> dict[str, list[Any]]:
-        """Name -> declared dims of each input: sizes, or names of symbolic ones."""
-        return {name: list(value.shape) for name, value in self._inputs.items()}
+
+def _nodes_by_provider(session: Any) -> dict[str, int]:
+    """Provider -> nodes of the optimized graph that it runs; empty where this onnxruntime does not tell."""
+    if not hasattr(session, "get_provider_graph_assignment_info"):
+        return {}
+    counts: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        counts[part.ep_name] += len(part.get_nodes())
+    return dict(counts)
 
 
 def _describe(model: bytes | str) -> dict[str, Any]:

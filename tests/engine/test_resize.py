@@ -195,9 +195,11 @@ def test_other_sizes_are_new_and_include_the_small_ones() -> None:
     assert not [
         s for s in sizes if s in ({"batch": 2, "seq": 3, "past": 5}, {"batch": 4, "seq": 2, "past": 7})
     ]
-    assert {s["batch"] for s in sizes} >= {1, 3, 6}
-    assert {s["past"] for s in sizes} >= {0, 1, 10}
-    assert {s["seq"] for s in sizes} >= {1, 2, 7}
+    for name, tried in {"batch": {1, 2, 3, 6}, "past": {0, 1, 2, 3, 10}, "seq": {1, 2, 3, 7}}.items():
+        alone = {s[name] for s in sizes if all(s[n] == found.sizes[n] for n in s if n != name)}
+        assert alone >= tried - {found.sizes[name]}
+    assert {"batch": 1, "seq": 1, "past": 0} in sizes
+    assert {"batch": 6, "seq": 7, "past": 10} in sizes
 
 
 def test_images_stay_on_the_observed_grid() -> None:
@@ -210,6 +212,8 @@ def test_images_stay_on_the_observed_grid() -> None:
     for sizes in other_sizes(shapes, found, calls):
         assert sizes["height"] % 16 == 0
         assert sizes["width"] % 16 == 0
+    heights = {sizes["height"] for sizes in other_sizes(shapes, found, calls)}
+    assert {16, 64} <= heights, "the step of the grid, and one more than the largest"
 
 
 def test_no_dynamic_axis_no_other_sizes() -> None:
@@ -225,7 +229,7 @@ def test_no_size_is_tried_that_makes_another_one_negative() -> None:
     found, shapes, calls = example([call(4), call(6), call(9)], function=decode)
     assert str(shapes.leaves["attention_mask"]) == "int64[2, past - 1]"
     others = other_sizes(shapes, found, calls)
-    assert {sizes["past"] for sizes in others} == {1, 12}
+    assert {sizes["past"] for sizes in others} == {1, 2, 3, 12}
     with register_flattening_functions():
         for sizes in others:
             out = resize_arguments(found.arguments, shapes, sizes, calls)

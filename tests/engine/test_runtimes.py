@@ -181,6 +181,59 @@ def test_a_provider_that_is_not_there() -> None:
         OnnxRuntimeSession(Exported(identity(FLOAT), {"x": "x"}, ["y"]), "cuda")
 
 
+def test_a_silent_fall_back_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime warns and takes the CPU where a provider that it lists cannot be loaded (no driver)."""
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    listed = ["CUDAExecutionProvider", *onnxruntime.get_available_providers()]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: listed)
+    with pytest.raises(SessionError, match="runs on CPUExecutionProvider, not on the asked CUDA"):
+        OnnxRuntimeSession(Exported(identity(FLOAT), {"x": "x"}, ["y"]), "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ({"CPUExecutionProvider": 7}, "no node runs on the asked CUDAExecutionProvider: 7 on CPU"),
+        ({"CUDAExecutionProvider": 5, "CPUExecutionProvider": 2}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_nodes_of_a_session_tell_where_it_runs(
+    nodes: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session with CUDA as its first provider, of which no node need be on the GPU."""
+    import onnxruntime
+
+    class Fake(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, model: Any, options: Any, providers: Any) -> None:
+            assert providers == [("CUDAExecutionProvider", {"device_id": 1})]
+            super().__init__(model, options, providers=["CPUExecutionProvider"])
+
+        def get_providers(self) -> list[str]:
+            return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Fake)
+    monkeypatch.setattr(onnx_runtime, "_nodes_by_provider", lambda session: nodes)
+    exported = Exported(identity(FLOAT), {"x": "x"}, ["y"])
+    if message:
+        with pytest.raises(SessionError, match=message):
+            OnnxRuntimeSession(exported, "cuda:1")
+    else:
+        facts = OnnxRuntimeSession(exported, "cuda:1").facts
+        assert facts["providers"] == ["CUDAExecutionProvider", "CPUExecutionProvider"]
+        assert facts["nodes_by_provider"] == nodes
+
+
+def test_the_record_has_the_provider_of_every_node() -> None:
+    opened = session(SUBTRACT, {"x": "a", "y": "b"}, ["out"])
+    assert opened.facts["providers"] == ["CPUExecutionProvider"]
+    assert opened.facts["nodes_by_provider"] == {"CPUExecutionProvider": 1}
+
+
 def test_what_is_no_program() -> None:
     with pytest.raises(SessionError, match="returned a int"):
         session(42, {}, [])
@@ -333,3 +386,147 @@ def calls():
     make = lambda n: ((torch.arange(n * 2.0).reshape(n, 2), torch.ones(n, 2)), {})
     return [make(2), make(3)]
 """
+
+
+# feeding, in a case
+
+
+def feed(folder: Path, forward: str, calls: str, exporter: str = "onnx-dynamo") -> tuple[str, Any, Any]:
+    """Verdict of a model with `forward` (its arguments and body) on `calls`, a list."""
+    text = (
+        f"class Net(nn.Module):\n    def forward(self, {forward}\n\n\n"
+        f"def build_model():\n    return Net()\n\n\ndef calls():\n    return {calls}\n"
+    )
+    return verdict(make_run(folder, text), exporter)
+
+
+EXPORTERS = ["torch-export", "onnx-dynamo", "onnx-torchscript"]
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("values", [("2", "3"), ("2", "2.0"), ("True", "1"), ("'a'", "'b'"), ("2", "None")])
+def test_another_value_of_a_baked_scalar_is_never_run_silently(
+    values: tuple[str, str], exporter: str, tmp_path: Path
+) -> None:
+    calls = ", ".join(
+        f"((torch.ones({n}, 3), {value}), {{}})" for n, value in zip((2, 4), values, strict=True)
+    )
+    forward = "x, n):\n        return x * (3 if n is None else len(n) if isinstance(n, str) else n)"
+    stage, error, _ = feed(tmp_path, forward, f"[{calls}]", exporter)
+    assert stage == "observe", error
+    assert "argument n" in str(error)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_scalar_inside_a_container_is_never_run_silently(exporter: str, tmp_path: Path) -> None:
+    forward = "items):\n        return items[0] * items[1]"
+    calls = "[(([torch.ones(n, 3), n],), {}) for n in (2, 4)]"
+    stage, error, _ = feed(tmp_path, forward, calls, exporter)
+    assert stage == "observe", error
+    assert "items.1" in str(error)
+    same = calls.replace("3), n]", "3), 5]")
+    assert feed(tmp_path, forward, same, exporter)[0] == "pass"
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_tensor_in_one_call_and_a_number_in_another(exporter: str, tmp_path: Path) -> None:
+    stage, error, _ = feed(
+        tmp_path,
+        "x, n):\n        return x * n",
+        "[((torch.ones(2, 3), torch.tensor(2.0)), {}), ((torch.ones(4, 3), 3.0), {})]",
+        exporter,
+    )
+    assert stage == "observe", error
+    assert "n" in str(error)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_int32_in_one_call_and_int64_in_another(exporter: str, tmp_path: Path) -> None:
+    stage, error, _ = feed(
+        tmp_path,
+        "x):\n        return x + 1",
+        "[((torch.ones(2, 3, dtype=torch.int32),), {}), ((torch.ones(4, 3, dtype=torch.int64),), {})]",
+        exporter,
+    )
+    assert stage == "observe", error
+    assert "int32" in str(error)
+    assert "int64" in str(error)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("dtype", ["int32", "int64", "bool", "float64", "uint8"])
+def test_inputs_keep_their_dtype(dtype: str, exporter: str, tmp_path: Path) -> None:
+    stage, error, _ = feed(
+        tmp_path,
+        "x, y):\n        return x, torch.where(x > 0, y, -y)",
+        f"[((torch.ones(n, 3).to(torch.{dtype}), torch.ones(n, 3)), {{}}) for n in (2, 4)]",
+        exporter,
+    )
+    assert stage == "pass", error
+
+
+def test_a_wrong_dtype_is_refused_not_converted() -> None:
+    opened = session(identity(TensorProto.INT64), {"x": "x"}, ["y"])
+    with pytest.raises(Exception, match="Unexpected input data type"):
+        opened.run({"x": torch.ones(2, dtype=torch.int32)})
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_dict_keys_in_any_order(exporter: str, tmp_path: Path) -> None:
+    stage, error, _ = feed(
+        tmp_path,
+        "d):\n        return d['a'] - 2 * d['b']",
+        "[(({'a': torch.ones(2, 3), 'b': torch.zeros(2, 3)},), {}), "
+        "(({'b': torch.zeros(4, 3), 'a': torch.ones(4, 3)},), {})]",
+        exporter,
+    )
+    assert stage == "pass", error
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_keywords_in_any_order_and_by_position(exporter: str, tmp_path: Path) -> None:
+    stage, error, _ = feed(
+        tmp_path,
+        "a, b):\n        return a - 2 * b",
+        "[((torch.ones(2, 3), torch.zeros(2, 3)), {}), "
+        "((), {'b': torch.zeros(4, 3), 'a': torch.ones(4, 3)})]",
+        exporter,
+    )
+    assert stage == "pass", error
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_an_empty_input_in_one_call(exporter: str, tmp_path: Path) -> None:
+    stage, error, record = feed(
+        tmp_path,
+        "x, past):\n        return torch.cat([past, x], dim=1)",
+        "[((torch.ones(2, 3, 4), torch.ones(2, p, 4)), {}) for p in (0, 5)]",
+        exporter,
+    )
+    assert stage == "pass", error
+    assert record["calls"] == 2
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_an_optional_input_that_one_call_lacks_is_no_pass(exporter: str, tmp_path: Path) -> None:
+    stage, error, _ = feed(
+        tmp_path,
+        "x, mask=None):\n        return x if mask is None else x * mask",
+        "[((torch.ones(2, 3),), {}), ((torch.ones(4, 3),), {'mask': torch.zeros(4, 3)})]",
+        exporter,
+    )
+    assert stage == "observe", error
+    assert "call 0 has no mask" in str(error)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_an_input_returned_and_one_unused(exporter: str, tmp_path: Path) -> None:
+    stage, error, record = feed(
+        tmp_path,
+        "x, unused, y):\n        return {'same': x, 'sum': x + y}",
+        "[(tuple(torch.full((n, 3), float(k)) for k in range(3)), {}) for n in (2, 4)]",
+        exporter,
+    )
+    assert stage == "pass", error
+    if exporter.startswith("onnx"):
+        assert set(record["unused_inputs"]) <= {"unused"}

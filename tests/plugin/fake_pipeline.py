@@ -6,6 +6,8 @@ A spec says what happens to it in ``model.kwargs``:
     What happens when the model is observed.
 ``do``
     What happens to a case, by exporter, by ``exporter/mode`` or by graph.
+``refused``
+    Sizes that eager refuses.
 ``shapes``
     The golden text that the observation proposes, or a mapping from dtype to text.
 
@@ -90,6 +92,7 @@ def run_case(run, case, stage, record):
     for name in ("convert", "session", "run", "compare", "resize"):
         stage(name)
     record["nodes"] = 7
+    record["resize"] = {"refused_by_eager": run.spec.model.kwargs.get("refused", [])}
 
 
 def _act(action, stage):

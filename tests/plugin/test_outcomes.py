@@ -88,6 +88,13 @@ def test_very_verbose_adds_the_traceback(project):
     result.stdout.fnmatch_lines(["*raise error_class(action)*", "specs/vit.yaml:2: CompareError"])
 
 
+def test_verbose_shows_the_sizes_that_eager_refuses(project):
+    project.spec("vit", kwargs={"refused": ["seq=9: IndexError: too long"]})
+    line = "specs/vit.yaml: eager refuses a size, not judged: seq=9: IndexError: too long"
+    project.run("-v").stdout.fnmatch_lines([line])
+    project.run().stdout.no_fnmatch_line(line)
+
+
 @pytest.mark.parametrize("style", ["line", "native", "short"])
 def test_other_traceback_styles(project, style):
     project.spec("vit", kwargs={"do": {"torch-export": "compare"}})

@@ -7,6 +7,7 @@ import pytest
 from pytest_exportcheck.reports.markdown import markdown
 from pytest_exportcheck.reports.matrix import Matrix, counts
 from pytest_exportcheck.reports.record import sort_key
+from pytest_exportcheck.reports.refusals import refusal_lines
 from pytest_exportcheck.reports.terminal import matrix_lines
 
 
@@ -133,3 +134,26 @@ def test_markdown_escapes():
 @pytest.mark.parametrize("number", [0, 1])
 def test_markdown_without_failures_has_no_section_for_them(number):
     assert "### Failures" not in markdown([record("a", "x")] * number)
+
+
+# what eager refused
+
+
+def test_sizes_that_eager_refuses_are_one_line_per_spec_and_graph():
+    long, longer = "seq=129: IndexError: too long", "seq=130: IndexError: too long"
+    found = list(
+        refusal_lines(
+            [
+                record("bert", "torch-export", resize={"refused_by_eager": [long]}),
+                record("bert", "onnx-dynamo", resize={"refused_by_eager": [long, longer]}),
+                record("t5", "onnx-dynamo", graph="decode", resize={"refused_by_eager": [long]}),
+                record("vit", "onnx-dynamo", resize={"refused_by_eager": []}),
+                record("vit", "torch-export", resize=None),
+                record("vit", None),
+            ]
+        )
+    )
+    assert found == [
+        f"specs/bert.yaml: eager refuses 2 sizes, not judged: {long}",
+        f"specs/t5.yaml (decode): eager refuses a size, not judged: {long}",
+    ]

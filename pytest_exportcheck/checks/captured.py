@@ -1,0 +1,119 @@
+"""The captured program against eager, beside the one that is judged: was it wrong before its conversion?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import ExportError, ObserveError
+from ..exporters.base import split_constants
+from ..observe.observation import GraphObservation
+from ..pytrees import clone_tree, flatten_with_paths
+from ..spec import ModelSpec
+from .compare import LeafComparison, Tolerances, compare_leaves, table
+from .numbers import Leaves, _inputs_by_path, _summary
+from .padding import where_masks
+
+__all__ = ["CapturedProgram"]
+
+
+class CapturedProgram:
+    """What an exporter captured on its way to another format.
+
+    Attributes
+    ----------
+    differs:
+        Calls on which it differs from eager.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, graph: GraphObservation, tolerances: Tolerances, record: dict[str, Any]
+    ) -> None:
+        self._spec = spec
+        self._graph = graph
+        self._tolerances = tolerances
+        self._record = record
+        self._module: Any = None
+        self._agrees: list[int] = []
+        self._refuses: list[str] = []
+        self.differs: list[str] = []
+
+    def check(self, program: torch.export.ExportedProgram) -> None:
+        """Replay every observed call; refusals by a guard are noted: the ONNX model has no guards.
+
+        Raises
+        ------
+        ExportError
+            The numbers are not those of eager.
+        """
+        try:
+            self._module = program.module()
+        except Exception as error:
+            self._record["captured"] = {"not_run": _first_line(error)}
+            return
+        shown: Sequence[LeafComparison] = ()
+        for position, call in enumerate(self._graph.calls):
+            what = f"call {position + 1} of {len(self._graph.calls)}"
+            try:
+                arguments = self._graph.shapes.complete(call)
+            except ObserveError:
+                # Said where the call is to be fed to the program that is judged.
+                continue
+            try:
+                results = self._compare(arguments, call.output_leaves())
+            except Exception as error:
+                self._refuses.append(f"{what}: {_first_line(error)}")
+                continue
+            if all(result.ok for result in results):
+                self._agrees.append(position)
+            else:
+                shown = shown or results
+                self.differs.append(f"{what}: {_summary(results, self._tolerances)}")
+        self._record["captured"] = {
+            "agrees": len(self._agrees),
+            "refuses": self._refuses,
+            "differs": self.differs,
+        }
+        if self.differs:
+            raise ExportError(
+                f"the captured program already differs from eager, {self.differs[0]}", details=table(shown)
+            )
+
+    def _compare(self, arguments: Mapping[str, Any], expected: Leaves) -> list[LeafComparison]:
+        tensors, _ = split_constants(arguments)
+        with torch.no_grad():
+            got = flatten_with_paths(self._module(**clone_tree(tensors)))
+        where = where_masks(self._spec.compare, _inputs_by_path(arguments), expected)
+        return compare_leaves(expected, got, self._tolerances, where)
+
+    def on_observed_calls(self) -> list[str]:
+        """For the details of a failure of the converted program on an observed call."""
+        if self._agrees and not self._refuses:
+            return ["the captured program agrees with eager: the conversion or the runtime is to blame"]
+        if self._refuses:
+            return [
+                f"the captured program agrees with eager on {len(self._agrees)} of "
+                f"{len(self._graph.calls)} calls and refuses: {self._refuses[0]}"
+            ]
+        return []
+
+    def at(self, arguments: Mapping[str, Any], expected: Leaves) -> list[str]:
+        """For the details of a failure of the converted program at other sizes."""
+        if self._module is None:
+            return []
+        try:
+            results = self._compare(arguments, expected)
+        except Exception as error:
+            return [
+                f"the captured program refuses these sizes, the conversion drops that: {_first_line(error)}"
+            ]
+        if all(result.ok for result in results):
+            return ["the captured program agrees with eager: the conversion or the runtime is to blame"]
+        return [f"the captured program is wrong too: {_summary(results, self._tolerances)}"]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,147 @@
+"""A program against eager on sizes nobody showed it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ExportCheckError, ResizeError
+from ..exporters.guards import Comparison
+from ..observe.observation import GraphObservation
+from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
+from ..pytrees import clone_tree, flatten_with_paths
+from ..runtimes.base import Session
+from ..spec import ModelSpec
+from .captured import CapturedProgram
+from .compare import Tolerances, compare_leaves, table
+from .numbers import Leaves, _inputs_by_path, _only_padding, _run, _summary
+from .padding import where_masks
+from .thresholds import Thresholds, decided_otherwise, find_thresholds
+
+__all__ = ["check_other_sizes"]
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def _wanted(
+    spec: ModelSpec, graph: GraphObservation, comparisons: Sequence[Comparison]
+) -> tuple[list[dict[str, int]], Thresholds]:
+    """(sizes to try, those of them that are due to comparisons).
+
+    Raises
+    ------
+    ResizeError
+        The spec lists sizes of a symbol that the graph has not.
+    """
+    if isinstance(spec.resize, Mapping):
+        unknown = [name for name in spec.resize if name not in graph.shapes.symbols]
+        if unknown:
+            raise ResizeError(
+                f"resize names {', '.join(unknown)}, the symbols of this graph are "
+                f"{', '.join(graph.shapes.symbols) or 'none'}"
+            )
+        return sizes_from_spec(graph.example, spec.resize), Thresholds()
+    others = other_sizes(graph.shapes, graph.example, graph.calls)
+    observed = [sizes for sizes in graph.shapes.sizes.values() if sizes.keys() == graph.example.sizes.keys()]
+    thresholds = find_thresholds(comparisons, graph.shapes, graph.example, [*observed, *others])
+    return [*others, *thresholds.sizes], thresholds
+
+
+def _eager(graph: GraphObservation, arguments: Mapping[str, Any]) -> Leaves:
+    return flatten_with_paths(clone_tree(graph.eager(arguments)))
+
+
+def check_other_sizes(
+    spec: ModelSpec,
+    graph: GraphObservation,
+    session: Session,
+    tolerances: Tolerances,
+    record: dict[str, Any],
+    comparisons: Sequence[Comparison] = (),
+    captured: CapturedProgram | None = None,
+) -> None:
+    """Run the program and eager on sizes that no call had; sizes that eager refuses are listed, not judged.
+
+    Parameters
+    ----------
+    comparisons:
+        What the capture decided by the sizes of its example: sizes on the other side are tried too.
+    captured:
+        The program before its conversion, to tell which of the two is wrong.
+
+    Raises
+    ------
+    ResizeError
+        The program fails, or differs from eager, at the first such size.
+    """
+    if spec.resize == "off":
+        return
+    wanted, thresholds = _wanted(spec, graph, comparisons)
+    passed: list[str] = []
+    refused: list[str] = []
+    noted: dict[str, Any] = {
+        "passed": passed,
+        "refused_by_eager": refused,
+        "thresholds": [_sizes_text(sizes) for sizes in thresholds.sizes],
+        "not_tried": thresholds.not_tried,
+    }
+    record["resize"] = noted
+    for sizes in wanted:
+        text = _sizes_text(sizes)
+        try:
+            arguments = resize_arguments(graph.example.arguments, graph.shapes, sizes, graph.calls)
+        except Exception as error:
+            # A size of the spec that no memory holds.
+            raise ResizeError(f"no inputs of sizes {text} can be made: {error}") from error
+        try:
+            expected = _eager(graph, arguments)
+        except Exception as error:
+            # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
+            lines = str(error).strip().splitlines() or ["no message"]
+            refused.append(f"{text}: {type(error).__name__}: {lines[0]}")
+            continue
+        noted["failed"] = text
+        try:
+            got = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
+            _judge(spec, session, tolerances, arguments, expected, got, text)
+        except ExportCheckError as error:
+            if captured is not None:
+                error.details += captured.at(arguments, expected)
+            decided = decided_otherwise(comparisons, graph.example.sizes, sizes)
+            error.details += [
+                f"decided at {_sizes_text(graph.example.sizes)}, and otherwise here: {comparison}"
+                for comparison in decided[:5]
+            ]
+            raise
+        del noted["failed"]
+        passed.append(text)
+    if isinstance(spec.resize, Mapping) and not passed:
+        # Sizes that a person wrote down and nothing was checked at: a mistake in the spec, no pass.
+        raise ResizeError("eager refuses every size that resize lists: nothing was checked", details=refused)
+
+
+def _judge(
+    spec: ModelSpec,
+    session: Session,
+    tolerances: Tolerances,
+    arguments: Mapping[str, Any],
+    expected: Leaves,
+    got: Leaves,
+    text: str,
+) -> None:
+    inputs = _inputs_by_path(arguments)
+    where = where_masks(spec.compare, inputs, expected)
+    results = compare_leaves(expected, got, tolerances, where)
+    if all(result.ok for result in results):
+        return
+    details = table(results)
+    padding = None if where else _only_padding(expected, got, inputs, tolerances)
+    if padding:
+        details.extend(padding.splitlines())
+    raise ResizeError(
+        f"{_summary(results, tolerances)} ({session.description} against eager) at sizes {text}, "
+        "which no observed call had",
+        details=details,
+    )

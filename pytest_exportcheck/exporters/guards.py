@@ -1,0 +1,310 @@
+"""What a capture decides by the sizes of its example, and where: the comparisons that torch evaluates.
+
+torch evaluates every Python comparison of sizes (``if x.shape[1] > 32``) with the sizes of the example and
+keeps the branch. An ExportedProgram guards most of them, an ONNX model none.
+
+The one module that touches torch's symbolic shapes (private, read with torch 2.13): it watches
+``ShapeEnv.evaluate_expr``, which also sees what needs no guard because an earlier one implies it.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import sympy
+import torch
+from torch._guards import TracingContext
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._pytree import GetAttrKey, MappingKey, SequenceKey, tree_flatten_with_path
+from torch.utils._sympy.printers import PythonPrinter
+
+from ..dims import DimExpr
+from ..observe import GraphShapes, TensorLeaf
+from ..pytrees import flatten_with_paths
+
+__all__ = ["CaptureWatch", "Comparison", "internals_missing"]
+
+#: (path of a leaf, axis)
+Axis = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of sizes that was evaluated with the sizes of the example.
+
+    Attributes
+    ----------
+    text:
+        Python, in the symbols of the graph: ``seq > 32``.
+    names:
+        Those symbols.
+    place:
+        Where the model's code asked: ``model.py:12: if x.shape[1] > 32:``; ``""`` where it was torch itself,
+        while it converted the captured program.
+    """
+
+    text: str
+    names: tuple[str, ...]
+    place: str = ""
+    _evaluate: Callable[[Mapping[str, Any]], Any] = field(
+        default=lambda sizes: None, repr=False, compare=False
+    )
+
+    def holds(self, sizes: Mapping[str, Any]) -> Any:
+        """The truth for sizes of the symbols: integers, or arrays of integers, which give an array."""
+        return self._evaluate(sizes)
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.place})" if self.place else self.text
+
+
+def internals_missing() -> str | None:
+    """What this module needs of torch and does not find, ``None`` with a torch that it can read."""
+    for name in ("evaluate_expr",):
+        if not callable(getattr(ShapeEnv, name, None)):
+            return f"ShapeEnv.{name} of torch {torch.__version__}"
+    environment = ShapeEnv()
+    for name in ("var_to_sources", "replacements", "replacements_slocs"):
+        if not isinstance(getattr(environment, name, None), Mapping):
+            return f"ShapeEnv.{name} of torch {torch.__version__}"
+    return None
+
+
+def _sources(kwargs: Mapping[str, Any]) -> dict[str, Axis]:
+    """What torch calls the size of each axis -> which one it is.
+
+    ``L['x']['k'].size()[1]`` in non-strict mode, by position among all leaves in strict mode.
+    """
+    found: dict[str, Axis] = {}
+    position = 0
+    for name, value in kwargs.items():
+        paths = [path for path, _ in flatten_with_paths(value, name)]
+        for path, (keys, leaf) in zip(paths, tree_flatten_with_path(value)[0], strict=True):
+            source = f"L[{name!r}]" + "".join(map(_key_text, keys))
+            for axis in range(leaf.dim() if isinstance(leaf, torch.Tensor) else 0):
+                found[f"{source}.size()[{axis}]"] = (path, axis)
+                found[f"L['flat_args'][{position}].size()[{axis}]"] = (path, axis)
+            position += 1
+    return found
+
+
+def _key_text(key: Any) -> str:
+    if isinstance(key, SequenceKey):
+        return f"[{key.idx}]"
+    if isinstance(key, MappingKey):
+        return f"[{key.key!r}]"
+    return f".{key.name}" if isinstance(key, GetAttrKey) else f".{key}"
+
+
+#: Whose frames are not the model's code: torch, this package, the standard library.
+_NOT_THE_MODEL = tuple(
+    os.path.realpath(folder) + os.sep
+    for folder in (
+        os.path.dirname(torch.__file__),
+        os.path.dirname(os.path.dirname(__file__)),
+        os.path.join(sysconfig.get_paths()["purelib"], "onnxscript"),
+    )
+)
+_STANDARD_LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
+
+
+def _is_models(filename: str) -> bool:
+    path = os.path.realpath(filename)
+    if filename.startswith("<") or path.startswith(_NOT_THE_MODEL):
+        return False
+    return not path.startswith(_STANDARD_LIBRARY) or f"{os.sep}site-packages{os.sep}" in path
+
+
+def _place_text(filename: str, line: int) -> str:
+    roots = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"], os.getcwd())
+    shown = next(
+        (filename[len(root) + 1 :] for root in roots if filename.startswith(root + os.sep)), filename
+    )
+    linecache.checkcache(filename)
+    text = linecache.getline(filename, line).strip()
+    return f"{shown}:{line}" + (f": {text}" if text else "")
+
+
+def _place(frame: FrameType | None) -> str:
+    """The innermost line of the model's code that runs; ``""`` if there is none."""
+    # In strict mode dynamo reads the bytecode: the frames are its own.
+    for entry in reversed(TracingContext.extract_stack()):
+        if _is_models(entry.filename):
+            return _place_text(entry.filename, entry.lineno or 0)
+    own = os.path.realpath(os.path.dirname(__file__)) + os.sep
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if os.path.realpath(filename).startswith(own) and frame.f_code.co_name != "forward":
+            return ""  # the exporter: what is further out called it
+        if _is_models(filename):
+            return _place_text(filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+class CaptureWatch(AbstractContextManager["CaptureWatch"]):
+    """Records comparisons of sizes while a model is captured and converted.
+
+    Attributes
+    ----------
+    missing:
+        Why nothing is recorded, ``None`` if all is well.
+    """
+
+    def __init__(self) -> None:
+        self.missing = internals_missing()
+        self._kwargs: dict[str, Axis] = {}
+        #: By the identity of the ShapeEnv, which is kept so that no other gets its identity.
+        self._seen: dict[int, tuple[ShapeEnv, dict[sympy.Basic, tuple[Any, str]]]] = {}
+        self._causes: dict[tuple[int, sympy.Symbol], tuple[sympy.Basic, Any, str]] = {}
+        self._original: Any = None
+
+    def inputs(self, kwargs: Mapping[str, Any]) -> None:
+        """The arguments that are captured, by name."""
+        self._kwargs = _sources(kwargs)
+
+    def __enter__(self) -> CaptureWatch:
+        if self.missing is None:
+            original = self._original = ShapeEnv.evaluate_expr
+            watch = self
+
+            def evaluate_expr(env: ShapeEnv, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
+                _, seen = watch._seen.setdefault(id(env), (env, {}))
+                if orig_expr in seen or not orig_expr.free_symbols:
+                    return original(env, orig_expr, *args, **kwargs)
+                before = {symbol for symbol in orig_expr.free_symbols if symbol in env.replacements}
+                result = original(env, orig_expr, *args, **kwargs)
+                seen[orig_expr] = (result, place := _place(sys._getframe(1)))
+                for symbol in orig_expr.free_symbols - before:
+                    if isinstance(env.replacements.get(symbol), sympy.Integer):
+                        watch._causes[id(env), symbol] = (orig_expr, result, place)
+                return result
+
+            ShapeEnv.evaluate_expr = evaluate_expr  # type: ignore[method-assign, assignment]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._original is not None:
+            ShapeEnv.evaluate_expr = self._original  # type: ignore[method-assign]
+            self._original = None
+
+    def comparisons(self, shapes: GraphShapes) -> list[Comparison]:
+        """Each comparison once, in the symbols of `shapes`, at the first place that asks it."""
+        found: dict[str, Comparison] = {}
+        for env, seen in self._seen.values():
+            symbols = self._symbols(env, shapes)
+            for expression, (result, place) in seen.items():
+                comparison = _comparison(expression, result, place, symbols)
+                known = found.get(comparison.text) if comparison else None
+                if comparison is not None and (known is None or (place and not known.place)):
+                    found[comparison.text] = comparison
+        return list(found.values())
+
+    def _symbols(self, env: ShapeEnv, shapes: GraphShapes) -> dict[sympy.Symbol, sympy.Expr]:
+        """torch's symbols -> what they are in ours; those of no axis of an input are left out."""
+        symbols: dict[sympy.Symbol, sympy.Expr] = {}
+        for symbol, (path, axis) in self._axes(env).items():
+            leaf = shapes.leaves.get(path)
+            dim = leaf.dims[axis] if isinstance(leaf, TensorLeaf) and axis < len(leaf.dims) else None
+            if dim is not None:
+                symbols[symbol] = sympy.Integer(dim) if isinstance(dim, int) else _expression(dim)
+        return symbols
+
+    def _axes(self, env: ShapeEnv) -> dict[sympy.Symbol, Axis]:
+        axes = {}
+        for symbol, sources in env.var_to_sources.items():
+            known = [self._kwargs[source.name] for source in sources if source.name in self._kwargs]
+            if known:
+                axes[symbol] = known[0]
+        return axes
+
+    def frozen(self) -> dict[Axis, str]:
+        """Axes that became constants -> why: ``x.shape[0] == 5 (net.py:4: return x + bias)``."""
+        reasons: dict[Axis, str] = {}
+        for env, _ in self._seen.values():
+            axes = self._axes(env)
+            names = {symbol: sympy.Symbol(f"{path}.shape[{axis}]") for symbol, (path, axis) in axes.items()}
+            for symbol, axis in axes.items():
+                root: Any = symbol
+                while isinstance(env.replacements.get(root), sympy.Symbol):
+                    root = env.replacements[root]
+                if not isinstance(env.replacements.get(root), sympy.Integer):
+                    continue
+                expression, result, place = self._causes.get((id(env), root), (None, None, ""))
+                if expression is None:
+                    place = _recorded_place(env.replacements_slocs.get(root))
+                    expression = sympy.Eq(root, env.replacements[root], evaluate=False)
+                    result = sympy.true
+                text = _text(_as_condition(expression, result, held=True).xreplace(names))
+                reasons[axis] = f"{text} ({place})" if place else text
+        return reasons
+
+
+def _recorded_place(location: Any) -> str:
+    frame: Any = getattr(location, "framework_loc", None)
+    filename = getattr(frame, "filename", "")
+    return _place_text(filename, frame.lineno or 0) if filename and _is_models(filename) else ""
+
+
+def _expression(dim: DimExpr) -> sympy.Expr:
+    terms = [sign * sympy.Symbol(name, integer=True, nonnegative=True) for name, sign in dim.terms]
+    return sympy.Add(*terms, sympy.Integer(dim.offset))
+
+
+def _as_condition(expression: sympy.Basic, result: Any, held: bool = False) -> sympy.Basic:
+    """A condition: a size that was asked for its value (``int(n)``, ``range(n)``) is compared with that.
+
+    `held`: the way round in which it was true.
+    """
+    # A symbol of sympy is a Boolean too.
+    if isinstance(expression, (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)):
+        negated = sympy.Not(expression)
+        return negated if held and not bool(result) else expression
+    return sympy.Eq(expression, sympy.sympify(result), evaluate=False)
+
+
+def _text(condition: sympy.Basic) -> str:
+    return str(PythonPrinter().doprint(condition))
+
+
+def _comparison(
+    expression: sympy.Basic, result: Any, place: str, symbols: Mapping[sympy.Symbol, sympy.Expr]
+) -> Comparison | None:
+    """``None`` if it is about anything but the sizes of inputs, or is settled by what our symbols say."""
+    if not expression.free_symbols <= symbols.keys():
+        return None
+    condition = _as_condition(expression, result).xreplace(dict(symbols))
+    ours = sorted(condition.free_symbols, key=str)
+    if not ours:
+        return None
+    # Any name may stand in a spec, keywords of Python too.
+    safe = {symbol: sympy.Symbol(f"_{k}", integer=True, nonnegative=True) for k, symbol in enumerate(ours)}
+    code = compile(_text(condition.xreplace(safe)), "<comparison>", "eval")
+    names = tuple(map(str, ours))
+    variables = {f"_{k}": name for k, name in enumerate(names)}
+
+    def evaluate(sizes: Mapping[str, Any]) -> Any:
+        given = {variable: sizes[name] for variable, name in variables.items()}
+        return eval(code, {"__builtins__": _FUNCTIONS}, given)
+
+    return Comparison(_text(condition), names, place, evaluate)
+
+
+#: What torch's printer writes beside operators; numpy's take arrays.
+_FUNCTIONS: Mapping[str, Any] = {
+    "min": lambda *values: functools.reduce(np.minimum, values),
+    "max": lambda *values: functools.reduce(np.maximum, values),
+    "abs": abs,
+    "int": int,
+    "round": round,
+}
