@@ -19,9 +19,11 @@ import torch
 
 from .cases import CaseId
 from .checks.compare import Tolerances, compare_leaves
+from .checks.eager import check_eager
 from .checks.frozen import frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
-from .checks.numbers import check_eager, check_observed_calls, check_other_sizes, tolerances_of
+from .checks.numbers import check_observed_calls, check_other_sizes, refuse_unused_rules, tolerances_of
+from .checks.state import Held, differences, model_state
 from .errors import (
     ConvertError,
     ExportCheckError,
@@ -191,6 +193,7 @@ class SpecRun:
             checked = CheckedObservation(**vars(seen))
             for graph in checked.graphs.values():
                 check_eager(graph, tolerances_of(self.spec, device, dtype))
+            refuse_unused_rules(self.spec, list(checked.graphs.values()))
         return checked
 
 
@@ -425,7 +428,8 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         except Exception as error:
             raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
         stages("export")
-        changed = False
+        changed: list[str] = []
+        state = model_state(observation.model, attributes=False)
         try:
             exported, request = _export(exporter, mode, observation, graph, stages)
         except ExportCheckError:
@@ -434,13 +438,16 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             raise _refusal(error, "export", f"{exporter.name} refuses the model") from error
         finally:
             # A verdict must not depend on what ran before it.
-            changed = not _answers_as_recorded(graph, tolerances)
+            changed = _changed(observation, graph, state, tolerances)
             if changed:
                 run.forget(case.device, case.dtype)
         if changed:
             raise ExportError(
-                f"{exporter.name} changed the model in place: eager answers differently after the export",
-                details=["export a copy, or put back what was changed; the next case gets a new model"],
+                f"{exporter.name} changed the model in place: {changed[0]}",
+                details=[
+                    *changed[1:8],
+                    "export a copy, or put back what was changed; the next case gets a new model",
+                ],
             )
         if not isinstance(exported, Exported):
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
@@ -467,15 +474,29 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         check_other_sizes(spec, graph, session, tolerances, record)
 
 
-def _answers_as_recorded(graph: GraphObservation, tolerances: Tolerances) -> bool:
-    """Whether the model still gives the outputs of the first call."""
+def _changed(
+    observation: Observation, graph: GraphObservation, before: Mapping[str, Held], tolerances: Tolerances
+) -> list[str]:
+    """What of the model is not as it was: weights, buffers and modes by value, the rest by the first call."""
+    stateful = {label for seen in observation.graphs.values() for label in seen.stateful}
+    found = differences(before, model_state(observation.model, attributes=False))
+    if observation.model is graph.target.module:
+        found = {label: sentence for label, sentence in found.items() if label not in stateful}
+    else:
+        # A target names its state by its own paths.
+        ends = tuple(label.partition("`")[2] for label in stateful)
+        found = {label: sentence for label, sentence in found.items() if not ends or not label.endswith(ends)}
+    if found:
+        return list(found.values())
     call = graph.calls[0]
     try:
         again = flatten_with_paths(graph.eager(call.arguments))
-    except Exception:
+    except Exception as error:
         # It took these arguments when they were recorded.
-        return False
-    return all(result.ok for result in compare_leaves(call.output_leaves(), again, tolerances))
+        return [f"eager raises {type(error).__name__} after the export: {error}"]
+    if all(result.ok for result in compare_leaves(call.output_leaves(), again, tolerances)):
+        return []
+    return ["eager answers differently after the export"]
 
 
 def _fail_if_frozen(frozen: list[str], error: type[ExportCheckError], record: dict[str, Any]) -> None:
