@@ -27,7 +27,7 @@ _DEFAULTS: dict[torch.dtype, tuple[float, float]] = {
 #: the output by more than this factor, the default atol is scaled by the slice instead: the scores beside the
 #: box coordinates of a detector. The factor leaves room for what cancels out within a slice, the count makes
 #: a slice whose values are small by chance as good as impossible.
-_SLICE_VALUES, _SLICE_FACTOR = 8, 30.0
+_SLICE_VALUES, _SLICE_FACTOR = 16, 10.0
 
 #: The default atol is not scaled below this share, nor above this multiple, of the value in `_DEFAULTS`. The
 #: lower end leaves room for outputs that would be zero but for rounding.
@@ -96,31 +96,24 @@ def _clamped(size: float) -> float:
     return min(max(size, _SCALE[0]), _SCALE[1])
 
 
-#: Elements beyond this multiple of the small ones are fill values (the -3e38 of masked logits), not the size
-#: of the output: scaled by them, the tolerance would hide every error.
-_FILL = 1e3
-
-#: Elements that the size of an output is estimated from.
-_SAMPLE = 100_000
+#: Elements of nearly one size (within `_BAND`) that stand off from all smaller ones by this factor are fill
+#: values (the -3e38 of masked logits, or -1e4 with a logit added), not the size of the output: scaled by
+#: them, the tolerance would hide every error. Large values of many sizes are the output itself.
+_FILL, _BAND = 1e3, 0.9
 
 
 def _size_of(tensor: torch.Tensor) -> float:
     """Largest absolute value of `tensor`, infinities, NaN and fill values left out; 0 if there is none."""
-    flat = tensor.detach().flatten().abs()
-    flat = flat.to(torch.float64)
+    flat = tensor.detach().flatten().abs().to(torch.float64)
     flat = flat[torch.isfinite(flat) & (flat > 0)]
     if not flat.numel():
         return 0.0
-    # A fill value may be nearly everything (all but the top k): then the small ones below are no sample.
     while True:
         top = flat.max()
-        below = flat[flat < top]
+        below = flat[flat < top * _BAND]
         if not below.numel() or top <= _FILL * below.max():
-            break
+            return float(top)
         flat = below
-    sample = flat[:: max(flat.numel() // _SAMPLE, 1)]
-    small = sample.kthvalue(max(sample.numel() // 10, 1)).values
-    return float(flat[flat <= _FILL * small].max())
 
 
 def _slice_sizes(expected: torch.Tensor) -> torch.Tensor:
