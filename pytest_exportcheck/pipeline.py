@@ -20,11 +20,13 @@ import torch
 from .cases import CaseId
 from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances, compare_leaves
+from .checks.eager import check_eager
 from .checks.frozen import frozen_axes, frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
 from .checks.inputs import refuse_baked_inputs
-from .checks.numbers import blame_stand_ins, check_eager, check_observed_calls, tolerances_of
+from .checks.numbers import blame_stand_ins, check_observed_calls, refuse_unused_rules, tolerances_of
 from .checks.sizes import check_other_sizes
+from .checks.state import Held, differences, model_state
 from .errors import (
     CompareError,
     ConvertError,
@@ -197,6 +199,7 @@ class SpecRun:
             checked = CheckedObservation(**vars(seen))
             for graph in checked.graphs.values():
                 check_eager(graph, tolerances_of(self.spec, device, dtype))
+            refuse_unused_rules(self.spec, list(checked.graphs.values()))
         return checked
 
 
@@ -436,7 +439,8 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         except Exception as error:
             raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
         stages("export")
-        changed = False
+        changed: list[str] = []
+        state = model_state(observation.model, attributes=False)
         watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         try:
             exported, request = _export(exporter, mode, observation, graph, stages, watch, captured)
@@ -450,13 +454,16 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             raise refusal from error
         finally:
             # A verdict must not depend on what ran before it.
-            changed = not _answers_as_recorded(graph, tolerances)
+            changed = _changed(observation, graph, state, tolerances)
             if changed:
                 run.forget(case.device, case.dtype)
         if changed:
             raise ExportError(
-                f"{exporter.name} changed the model in place: eager answers differently after the export",
-                details=["export a copy, or put back what was changed; the next case gets a new model"],
+                f"{exporter.name} changed the model in place: {changed[0]}",
+                details=[
+                    *changed[1:8],
+                    "export a copy, or put back what was changed; the next case gets a new model",
+                ],
             )
         if not isinstance(exported, Exported):
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
@@ -504,19 +511,33 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             check_other_sizes(spec, graph, session, tolerances, record, comparisons, captured)
         finally:
             # Eager may keep what it saw (a table of positions that grew): the next case gets a new model.
-            if not _answers_as_recorded(graph, tolerances):
+            if _changed(observation, graph, state, tolerances):
                 run.forget(case.device, case.dtype)
 
 
-def _answers_as_recorded(graph: GraphObservation, tolerances: Tolerances) -> bool:
-    """Whether the model still gives the outputs of the first call."""
+def _changed(
+    observation: Observation, graph: GraphObservation, before: Mapping[str, Held], tolerances: Tolerances
+) -> list[str]:
+    """What of the model is not as it was: weights, buffers and modes by value, the rest by the first call."""
+    stateful = {label for seen in observation.graphs.values() for label in seen.stateful}
+    found = differences(before, model_state(observation.model, attributes=False))
+    if observation.model is graph.target.module:
+        found = {label: sentence for label, sentence in found.items() if label not in stateful}
+    else:
+        # A target names its state by its own paths.
+        ends = tuple(label.partition("`")[2] for label in stateful)
+        found = {label: sentence for label, sentence in found.items() if not ends or not label.endswith(ends)}
+    if found:
+        return list(found.values())
     call = graph.calls[0]
     try:
         again = flatten_with_paths(graph.eager(call.arguments))
-    except Exception:
+    except Exception as error:
         # It took these arguments when they were recorded.
-        return False
-    return all(result.ok for result in compare_leaves(call.output_leaves(), again, tolerances))
+        return [f"eager raises {type(error).__name__} after the export: {error}"]
+    if all(result.ok for result in compare_leaves(call.output_leaves(), again, tolerances)):
+        return []
+    return ["eager answers differently after the export"]
 
 
 def _fail_if_frozen(frozen: list[str], error: type[ExportCheckError], record: dict[str, Any]) -> None:

@@ -3,104 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..pytrees.paths import same_constant
+from .ties import Ties
+from .tolerance import Tolerance, Tolerances
 
 __all__ = ["LeafComparison", "Tolerance", "Tolerances", "compare_leaf", "compare_leaves", "table"]
-
-#: dtype -> (atol, rtol). For floats, atol is relative to the largest absolute value of the output (see
-#: `Tolerances`): tiny random models have tiny outputs, and a fixed atol would hide every error in them. Over
-#: 500 float32 runs of 57 families every right one was below 5e-6, the smallest real error was 1.5e-3.
-_DEFAULTS: dict[torch.dtype, tuple[float, float]] = {
-    torch.float64: (1e-9, 1e-9),
-    torch.float32: (1e-5, 1e-4),
-    torch.float16: (4e-3, 1e-2),
-    torch.bfloat16: (3e-2, 5e-2),
-    torch.complex64: (1e-5, 1e-4),
-    torch.complex128: (1e-9, 1e-9),
-}
-
-#: The default atol is not scaled below this share, nor above this multiple, of the value in `_DEFAULTS`. The
-#: lower end leaves room for outputs that would be zero but for rounding.
-_SCALE = (1e-3, 1e3)
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """``|a - b| <= atol + rtol * |b|``."""
-
-    atol: float
-    rtol: float
-
-
-@dataclass(frozen=True)
-class Tolerances:
-    """What a spec asks for.
-
-    Attributes
-    ----------
-    atol, rtol:
-        For every float output; ``None``: the default of its dtype, atol scaled to the size of the output.
-    outputs:
-        Pattern of paths (``logits``, ``cache.*``) -> ``{"atol": ..., "rtol": ...}``; the first match wins.
-    computed_in:
-        The dtype of the case. An output of a finer dtype was cast to it at the end (``logits.float()``) and
-        is as exact as what it was computed from.
-    """
-
-    atol: float | None = None
-    rtol: float | None = None
-    outputs: Mapping[str, Mapping[str, float | None]] | None = None
-    computed_in: torch.dtype | None = None
-
-    def of(self, path: str, expected: torch.Tensor) -> Tolerance:
-        """The tolerance for one output."""
-        atol, rtol = self.atol, self.rtol
-        for pattern, given in (self.outputs or {}).items():
-            if fnmatchcase(path, pattern):
-                atol = atol if given.get("atol") is None else given["atol"]
-                rtol = rtol if given.get("rtol") is None else given["rtol"]
-                break
-        if not (expected.is_floating_point() or expected.is_complex()):
-            return Tolerance(0.0, 0.0)
-        known = [_DEFAULTS[dtype] for dtype in (expected.dtype, self.computed_in) if dtype in _DEFAULTS]
-        default_atol, default_rtol = max(known, default=(1e-5, 1e-4))
-        if atol is None:
-            atol = default_atol * min(max(_size_of(expected), _SCALE[0]), _SCALE[1])
-        return Tolerance(atol, default_rtol if rtol is None else rtol)
-
-
-#: Elements beyond this multiple of the small ones are fill values (the -3e38 of masked logits), not the size
-#: of the output: scaled by them, the tolerance would hide every error.
-_FILL = 1e3
-
-#: Elements that the size of an output is estimated from.
-_SAMPLE = 100_000
-
-
-def _size_of(tensor: torch.Tensor) -> float:
-    """Largest absolute value of `tensor`, infinities, NaN and fill values left out; 0 if there is none."""
-    flat = tensor.detach().flatten().abs()
-    flat = flat.to(torch.float64)
-    flat = flat[torch.isfinite(flat) & (flat > 0)]
-    if not flat.numel():
-        return 0.0
-    # A fill value may be nearly everything (all but the top k): then the small ones below are no sample.
-    while True:
-        top = flat.max()
-        below = flat[flat < top]
-        if not below.numel() or top <= _FILL * below.max():
-            break
-        flat = below
-    sample = flat[:: max(flat.numel() // _SAMPLE, 1)]
-    small = sample.kthvalue(max(sample.numel() // 10, 1)).values
-    return float(flat[flat <= _FILL * small].max())
 
 
 @dataclass(frozen=True)
@@ -168,8 +82,35 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex, str, bytes))
 
 
+def _as_tensor(value: Any) -> Any:
+    """Numpy arrays and scalars as tensors: which of them a model returns is no matter of numbers."""
+    numpy = sys.modules.get("numpy")
+    if (
+        numpy is not None
+        and isinstance(value, (numpy.ndarray, numpy.generic))
+        and value.dtype.kind in "biufc"
+    ):
+        return torch.from_numpy(numpy.array(value))
+    return value
+
+
+def _unreadable(tensor: torch.Tensor) -> str:
+    """Why the values of a tensor cannot be compared; empty if they can."""
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    return "meta" if tensor.is_meta else ""
+
+
 def compare_leaf(
-    path: str, expected: Any, got: Any, tolerances: Tolerances, where: torch.Tensor | None = None
+    path: str,
+    expected: Any,
+    got: Any,
+    tolerances: Tolerances,
+    where: torch.Tensor | Ties | None = None,
 ) -> LeafComparison:
     """Compare one output.
 
@@ -177,10 +118,17 @@ def compare_leaf(
     ----------
     where:
         Boolean tensor of the shape of `expected`: positions that count; the others are reported in the note.
+        Or what the indices in the output select from: that is compared instead of the indices.
     """
+    expected, got = _as_tensor(expected), _as_tensor(got)
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         return _compare_scalars(path, expected, got)
-    expected, got = expected.detach().to("cpu"), got.detach().to("cpu")
+    for tensor, owner in ((expected, "the model's"), (got, "the program's")):
+        if unreadable := _unreadable(tensor):
+            reason = f"{owner} is a {unreadable} tensor, which is not compared: return a dense one"
+            return LeafComparison(path, False, tuple(expected.shape), _name(expected.dtype), reason)
+    # Views with a lazy conjugation or negation are not what their memory says.
+    expected, got = (value.detach().to("cpu").resolve_conj().resolve_neg() for value in (expected, got))
     shape, dtype = tuple(expected.shape), _name(expected.dtype)
     if tuple(got.shape) != shape:
         reason = f"shape {_shape_text(got.shape)} instead of {_shape_text(shape)}"
@@ -190,9 +138,42 @@ def compare_leaf(
     tolerance = tolerances.of(path, expected)
     if expected.numel() == 0:
         return LeafComparison(path, True, shape, dtype, atol=tolerance.atol, rtol=tolerance.rtol)
+    if isinstance(where, Ties):
+        return _compare_selected(path, expected, got, tolerances, where)
     if expected.is_floating_point() or expected.is_complex():
-        return _compare_floats(path, expected, got, tolerance, where)
+        return _compare_floats(path, expected, got, tolerance, where, tolerances.by_element)
     return _compare_exact(path, expected, got, where)
+
+
+def _compare_selected(
+    path: str, expected: torch.Tensor, got: torch.Tensor, tolerances: Tolerances, ties: Ties
+) -> LeafComparison:
+    """Indices by what they select: eager's scores at the indices of both sides."""
+    shape, dtype = tuple(expected.shape), _name(expected.dtype)
+    others = int((expected != got).sum())
+    fault = ties.fault(expected, got) if others else None
+    if fault is not None:
+        flat, reason = fault
+        return LeafComparison(
+            path, False, shape, dtype, reason, at=_unravel(flat, shape), outside=others / expected.numel()
+        )
+    note = f"{others} other indices, compared by what they select from {ties.path}" if others else ""
+    left, right = ties.selected(expected), ties.selected(got)
+    result = compare_leaf(ties.path, left, right, _of_whole(tolerances, ties))
+    reason = ""
+    if not result.ok:
+        at = result.at
+        reason = (
+            f"index {int(got[at])} instead of {int(expected[at])} selects {_scalar(right[at])} instead of "
+            f"{_scalar(left[at])} from {ties.path}"
+        )
+    return replace(result, path=path, dtype=dtype, reason=reason, note=note)
+
+
+def _of_whole(tolerances: Tolerances, ties: Ties) -> Tolerances:
+    """The tolerance of the scores as an output, fixed: a few selected ones have another size."""
+    whole = tolerances.of(ties.path, ties.scores)
+    return Tolerances(whole.atol, whole.rtol)
 
 
 def _compare_scalars(path: str, expected: Any, got: Any) -> LeafComparison:
@@ -264,24 +245,44 @@ def _ignored_note(count: int) -> str:
     return f"{count} differing elements outside `where` ignored" if count else ""
 
 
+def _same_special(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Where two floats are both NaN, or the same infinity."""
+    return (torch.isnan(a) & torch.isnan(b)) | (torch.isinf(a) & (a == b))
+
+
 def _compare_floats(
-    path: str, expected: torch.Tensor, got: torch.Tensor, tolerance: Tolerance, where: torch.Tensor | None
+    path: str,
+    expected: torch.Tensor,
+    got: torch.Tensor,
+    tolerance: Tolerance,
+    where: torch.Tensor | None,
+    by_element: Callable[[str, torch.Tensor, Tolerance], torch.Tensor | float],
 ) -> LeafComparison:
     shape, dtype = tuple(expected.shape), _name(expected.dtype)
     wide = torch.complex128 if expected.is_complex() else torch.float64
     a, b = got.to(wide), expected.to(wide)
-    nan_a, nan_b = torch.isnan(a), torch.isnan(b)
     both_finite = torch.isfinite(a) & torch.isfinite(b)
-    same_special = (nan_a & nan_b) | (~both_finite & ~nan_a & ~nan_b & (a == b))
+    if expected.is_complex():
+        # Part by part: a NaN beside 1 is not a NaN beside 2.
+        parts = zip(torch.view_as_real(a).unbind(-1), torch.view_as_real(b).unbind(-1), strict=True)
+        same = [_same_special(x, y) | (torch.isfinite(x) & torch.isfinite(y) & (x == y)) for x, y in parts]
+        same_special = same[0] & same[1]
+    else:
+        same_special = _same_special(a, b)
     special = ~both_finite & ~same_special
-    error = torch.where(both_finite, (a - b).abs(), torch.zeros((), dtype=torch.float64))
-    size = torch.where(both_finite, b.abs(), torch.zeros((), dtype=torch.float64))
-    outside = (error > tolerance.atol + tolerance.rtol * size) | special
+    zero = torch.zeros((), dtype=torch.float64)
+    error = torch.where(both_finite, (a - b).abs(), zero)
+    size = torch.where(both_finite, b.abs(), zero)
+    atol = torch.as_tensor(by_element(path, expected, tolerance), dtype=torch.float64).broadcast_to(
+        error.shape
+    )
+    excess = error - (atol + tolerance.rtol * size)
+    outside = (excess > 0) | special
     note = ""
     if where is not None:
         note = _ignored_note(int((outside & ~where).sum()))
         outside, special = outside & where, special & where
-        error = torch.where(where, error, torch.zeros((), dtype=torch.float64))
+        error = torch.where(where, error, zero)
     at = _unravel(int(error.flatten().argmax()), shape)
     relative = error / size.clamp_min(torch.finfo(torch.float64).tiny)
     max_rel = float(relative[size > 0].max()) if bool((size > 0).any()) else 0.0
@@ -290,12 +291,11 @@ def _compare_floats(
         "dtype": dtype,
         "max_abs": float(error.max()),
         "max_rel": max_rel,
-        "atol": tolerance.atol,
         "rtol": tolerance.rtol,
     }
     count = int(outside.sum())
     if not count:
-        return LeafComparison(path, True, at=at, note=note, **base)
+        return LeafComparison(path, True, at=at, note=note, atol=tolerance.atol, **base)
     reason, needed = "", None
     if bool(special.any()):
         at = _unravel(int(special.flatten().nonzero()[0]), shape)
@@ -306,6 +306,10 @@ def _compare_floats(
         # own nor that of a small difference of large numbers.
         needed = float((error - tolerance.rtol * size).max()) * (1 + 1e-9)
         needed += 4 * torch.finfo(torch.float64).eps * float(error.max())
+        if not outside[at]:
+            at = _unravel(int(excess.where(outside, -math.inf).flatten().argmax()), shape)
+            worst = f"{_scalar(got[at])} instead of {_scalar(expected[at])} at {list(at)}"
+            note = "; ".join(filter(None, [note, f"{worst}, larger errors are within their tolerance"]))
     return LeafComparison(
         path,
         False,
@@ -314,6 +318,7 @@ def _compare_floats(
         outside=count / expected.numel(),
         would_need=needed,
         note=note,
+        atol=float(atol[at]),
         **base,
     )
 
@@ -336,22 +341,28 @@ def compare_leaves(
     expected: Sequence[tuple[str, Any]],
     got: Sequence[tuple[str, Any]],
     tolerances: Tolerances,
-    where: Mapping[str, torch.Tensor] | None = None,
+    where: Mapping[str, torch.Tensor | Ties] | None = None,
 ) -> list[LeafComparison]:
     """Compare outputs by path, in the order of `expected`.
 
+    Leaves of one path (keys ``1`` and ``"1"`` of a dict) are matched in turn.
     A ``None`` that the exporter left out is no difference; any other missing or additional output is one.
     """
     results = []
-    have: dict[str, Any] = dict(got)
+    have: dict[str, list[Any]] = {}
+    for path, leaf in got:
+        have.setdefault(path, []).append(leaf)
     for path, leaf in expected:
-        if path in have:
-            results.append(compare_leaf(path, leaf, have.pop(path), tolerances, (where or {}).get(path)))
+        if have.get(path):
+            results.append(compare_leaf(path, leaf, have[path].pop(0), tolerances, (where or {}).get(path)))
         elif leaf is not None:
             results.append(LeafComparison(path, False, None, "", f"missing, expected {_kind(leaf)}"))
-    for path, leaf in have.items():
-        if leaf is not None:
-            results.append(LeafComparison(path, False, None, "", f"additional output, {_kind(leaf)}"))
+    for path, leaves in have.items():
+        results += [
+            LeafComparison(path, False, None, "", f"additional output, {_kind(leaf)}")
+            for leaf in leaves
+            if leaf is not None
+        ]
     return results
 
 

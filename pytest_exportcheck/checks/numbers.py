@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from ..errors import CompareError, ExportCheckError, ObserveError, RunError
 from ..exporters.base import split_constants
 from ..observe.observation import GraphObservation, last_lines
 from ..pytrees import clone_tree, flatten_with_paths
-from ..runtimes.base import Session
+from ..runtimes.base import Session, WritesInputs
 from ..spec import ModelSpec
+from ..spec.names import choices
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .padding import expand_mask, where_masks
 
-__all__ = ["blame_stand_ins", "check_eager", "check_observed_calls", "tolerances_of"]
+__all__ = ["blame_stand_ins", "check_observed_calls", "refuse_unused_rules", "tolerances_of"]
 
 Leaves = list[tuple[str, Any]]
 
@@ -31,42 +33,24 @@ def tolerances_of(spec: ModelSpec, device: str, dtype: str) -> Tolerances:
     return Tolerances(atol, rtol, outputs, getattr(torch, dtype, None))
 
 
-def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
-    """Run eager again on every call: a model that disagrees with itself can be held against no exporter.
-
-    Raises
-    ------
-    ObserveError
-        An output differs from the recorded one, or the replay raises.
-    """
-    for call in graph.calls:
-        what = f"call {call.index}" + (f" ({graph.name})" if graph.name else "")
-        try:
-            again = graph.eager(call.arguments)
-        except Exception as error:
-            raise ObserveError(
-                f"eager replays {what} with {type(error).__name__}: {error}",
-                details=last_lines(error),
-            ) from error
-        results = compare_leaves(call.output_leaves(), flatten_with_paths(again), tolerances)
-        if not all(result.ok for result in results):
-            raise ObserveError(
-                f"eager disagrees with itself on {what}: the same inputs give other outputs "
-                "(dropout, a random operator, or state that changes between calls?); no exporter is blamed",
-                details=table(results),
-            )
-
-
 def _inputs_by_path(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {path: leaf for name, value in arguments.items() for path, leaf in flatten_with_paths(value, name)}
 
 
 def _run(
-    session: Session, arguments: Mapping[str, Any], what: str, error_class: type[ExportCheckError]
+    session: Session,
+    arguments: Mapping[str, Any],
+    what: str,
+    error_class: type[ExportCheckError],
+    writes: Collection[str] = (),
 ) -> Leaves:
-    tensors, _ = split_constants(arguments)
+    """Outputs, and the inputs of the paths `writes` as the program leaves them."""
+    tensors = clone_tree(split_constants(arguments)[0])
+    run = session.run_in_place if writes and isinstance(session, WritesInputs) else session.run
     try:
-        return session.run(clone_tree(tensors))
+        outputs = run(tensors)
+        after = _inputs_by_path(tensors)
+        return [*outputs, *((_in_place(path), after[path]) for path in writes if path in after)]
     except ExportCheckError as error:
         raise error_class(f"{what}: {error.message}", details=error.details) from error
     except (Exception, SystemExit) as error:
@@ -74,6 +58,10 @@ def _run(
         raise error_class(
             f"{session.description} fails on {what}: {type(error).__name__}: {text[0]}", details=text[1:12]
         ) from error
+
+
+def _in_place(path: str) -> str:
+    return f"{path} (in place)"
 
 
 def _only_padding(
@@ -168,11 +156,38 @@ def _refuse_blind_masks(spec: ModelSpec, compared: Mapping[str, bool]) -> None:
     """
     blind = [path for path, any_position in compared.items() if not any_position]
     if blind:
-        masks = ", ".join(dict.fromkeys(rule.where for rule in spec.compare.values()))
+        masks = ", ".join(dict.fromkeys(rule.where for rule in spec.compare.values() if rule.where))
         raise ObserveError(
             f"nothing of {', '.join(blind[:3])}{' and more' if len(blind) > 3 else ''} is compared: "
             f"{masks} (compare: where) is 0 everywhere, in every call"
         )
+
+
+def refuse_unused_rules(spec: ModelSpec, graphs: Collection[GraphObservation]) -> None:
+    """A rule of the spec that is about no output of any call is a mistake: what it says is not done.
+
+    Raises
+    ------
+    ObserveError
+        A pattern of ``compare`` or ``tolerance.outputs`` matches nothing, or no call has the mask of a rule.
+    """
+    calls = [call for graph in graphs for call in graph.calls]
+    outputs = list(dict.fromkeys(path for call in calls for path, _ in call.output_leaves()))
+    outputs += [_in_place(path) for graph in graphs for paths in graph.writes.values() for path in paths]
+    inputs = dict.fromkeys(path for graph in graphs for path in graph.shapes.leaves)
+    rules = [("compare", pattern) for pattern in spec.compare]
+    for where in [*rules, *(("tolerance", "outputs", pattern) for pattern in spec.tolerance.outputs)]:
+        if not any(fnmatchcase(path, where[-1]) for path in outputs):
+            raise ObserveError(
+                f"{spec.place(*where)}: no output of any call is called "
+                f"{where[-1]!r}{choices(where[-1], outputs)}"
+            )
+    for pattern, rule in spec.compare.items():
+        if rule.where and rule.where not in inputs:
+            raise ObserveError(
+                f"{spec.place('compare', pattern, 'where')}: no call has an input {rule.where!r}"
+                f"{choices(rule.where, list(inputs))}"
+            )
 
 
 def check_observed_calls(
@@ -202,19 +217,21 @@ def check_observed_calls(
             arguments = graph.shapes.complete(call)
         except ObserveError as error:
             raise RunError(error.message, details=error.details) from error
+        written = graph.writes.get(call.index, {}) if isinstance(session, WritesInputs) else {}
         try:
-            got = _run(session, arguments, what, RunError)
+            got = _run(session, arguments, what, RunError, written)
         except RunError:
             blame_stand_ins(graph, tolerances)
             raise
         enter("compare")
-        expected = call.output_leaves()
+        expected = call.output_leaves() + [(_in_place(path), leaf) for path, leaf in written.items()]
         inputs = _inputs_by_path(arguments)
         where = where_masks(spec.compare, inputs, expected)
         results = compare_leaves(expected, got, tolerances, where)
         for path, leaf in expected:
-            if path in where:
-                compared[path] = compared.get(path, False) or not leaf.numel() or bool(where[path].any())
+            mask = where.get(path)
+            if isinstance(mask, torch.Tensor):
+                compared[path] = compared.get(path, False) or not leaf.numel() or bool(mask.any())
         _merge(worst, results)
         record["outputs"] = list(worst.values())
         if not all(result.ok for result in results):

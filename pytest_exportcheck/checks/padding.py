@@ -1,4 +1,7 @@
-"""Positions that count: outputs at padded positions may be garbage in one runtime and zeros in another."""
+"""The spec's ``compare`` rules for one call: positions that count, and what indices select from.
+
+Outputs at padded positions may be garbage in one runtime and zeros in another.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ from typing import Any
 import torch
 
 from ..errors import ObserveError
+from ..spec.names import choices
+from .ties import Ties
 
 __all__ = ["expand_mask", "where_masks"]
+
+Leaves = Sequence[tuple[str, Any]]
 
 
 def expand_mask(mask: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Tensor | None:
@@ -28,32 +35,59 @@ def expand_mask(mask: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Te
 
 
 def where_masks(
-    rules: Mapping[str, Any], inputs: Mapping[str, Any], outputs: Sequence[tuple[str, Any]]
-) -> dict[str, torch.Tensor]:
-    """Path of an output -> positions to compare, by the spec's ``compare`` rules (patterns of paths).
+    rules: Mapping[str, Any], inputs: Mapping[str, Any], outputs: Leaves
+) -> dict[str, torch.Tensor | Ties]:
+    """Path of an output -> positions to compare, or what its indices select from, by the spec's ``compare``
+    rules (patterns of paths; the first that matches).
 
     Raises
     ------
     ObserveError
-        A rule names no input of the call, or a mask that does not fit the output.
+        A mask that does not fit the output; scores that are neither an input nor an output of the call, or
+        that the output does not index.
     """
-    masks = {}
+    found: dict[str, torch.Tensor | Ties] = {}
     for path, leaf in outputs:
         if not isinstance(leaf, torch.Tensor):
             continue
         for pattern, rule in rules.items():
-            if not fnmatchcase(path, pattern):
-                continue
-            mask = inputs.get(rule.where)
-            if mask is None:
-                # An optional mask that this call does not pass: every position counts.
+            if fnmatchcase(path, pattern):
+                if rule.ties:
+                    found[path] = _ties(pattern, rule, path, leaf, inputs, outputs)
+                elif (mask := _mask(pattern, rule, path, leaf, inputs)) is not None:
+                    found[path] = mask
                 break
-            expanded = expand_mask(mask, leaf.shape, rule.axis) if isinstance(mask, torch.Tensor) else None
-            if expanded is None:
-                raise ObserveError(
-                    f"compare.{pattern}: {rule.where} does not fit "
-                    f"axis {rule.axis} of {path} {list(leaf.shape)}"
-                )
-            masks[path] = expanded
-            break
-    return masks
+    return found
+
+
+def _mask(
+    pattern: str, rule: Any, path: str, leaf: torch.Tensor, inputs: Mapping[str, Any]
+) -> torch.Tensor | None:
+    mask = inputs.get(rule.where)
+    if mask is None:
+        # An optional mask that this call does not pass: every position counts.
+        return None
+    axis = 1 if rule.axis is None else rule.axis
+    expanded = expand_mask(mask, leaf.shape, axis) if isinstance(mask, torch.Tensor) else None
+    if expanded is None:
+        raise ObserveError(
+            f"compare.{pattern}: {rule.where} does not fit axis {axis} of {path} {list(leaf.shape)}"
+        )
+    return expanded
+
+
+def _ties(
+    pattern: str, rule: Any, path: str, leaf: torch.Tensor, inputs: Mapping[str, Any], outputs: Leaves
+) -> Ties:
+    scores = dict(outputs).get(rule.ties, inputs.get(rule.ties))
+    if not isinstance(scores, torch.Tensor):
+        names = [name for name, value in (*outputs, *inputs.items()) if isinstance(value, torch.Tensor)]
+        raise ObserveError(
+            f"compare.{pattern}: ties: no output or input tensor is called {rule.ties!r}"
+            f"{choices(rule.ties, names)}"
+        )
+    ties = Ties(rule.ties, scores.detach().to("cpu"), rule.axis)
+    problem = ties.misfit(leaf.detach().to("cpu"))
+    if problem:
+        raise ObserveError(f"compare.{pattern}: ties: {path} {list(leaf.shape)} {problem}")
+    return ties

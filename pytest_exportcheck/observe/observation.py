@@ -41,6 +41,10 @@ class GraphObservation:
         What the program must accept.
     example:
         Arguments for the exporters.
+    writes:
+        Index of a call -> path of an input that eager writes to in place -> what is in it after the call.
+    stateful:
+        Labels of the parameters and buffers that eager itself changes.
     """
 
     name: str | None
@@ -48,6 +52,8 @@ class GraphObservation:
     calls: list[RecordedCall]
     shapes: GraphShapes
     example: ExportExample
+    writes: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
+    stateful: frozenset[str] = frozenset()
 
     def eager(self, arguments: Mapping[str, Any]) -> Any:
         """Call the target with (copies of) `arguments`; outputs are its own."""

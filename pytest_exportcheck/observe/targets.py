@@ -40,7 +40,11 @@ class Target:
 
     def eager(self, arguments: Mapping[str, Any]) -> Any:
         """Call the method with (copies of) `arguments`; outputs are the module's own."""
-        args, kwargs = self.signature.call(clone_tree(dict(arguments)))
+        return self.call(clone_tree(dict(arguments)))
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """Call the method with `arguments` themselves, which it may write into."""
+        args, kwargs = self.signature.call(dict(arguments))
         with torch.no_grad():
             return getattr(self.module, self.method)(*args, **kwargs)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from ..exporters.base import Exported
 
-__all__ = ["Session", "open_session"]
+__all__ = ["Session", "WritesInputs", "open_session"]
 
 
 class Session(Protocol):
@@ -34,6 +34,15 @@ class Session(Protocol):
         RunError
             The arguments cannot be fed to the program.
         """
+        ...
+
+
+@runtime_checkable
+class WritesInputs(Protocol):
+    """A session of a program that can write into its inputs, as the model does."""
+
+    def run_in_place(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Like `Session.run`, on `arguments` themselves: what the program writes is in them afterwards."""
         ...
 
 

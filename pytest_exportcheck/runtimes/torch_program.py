@@ -23,8 +23,12 @@ class CallableSession:
 
     def run(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Outputs with their paths."""
+        return self.run_in_place(clone_tree(dict(arguments)))
+
+    def run_in_place(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """The same on `arguments` themselves, which the program may write into."""
         with torch.no_grad():
-            return flatten_with_paths(self._program(**clone_tree(dict(arguments))))
+            return flatten_with_paths(self._program(**arguments))
 
 
 class TorchSession(CallableSession):

@@ -371,15 +371,23 @@ class Tolerance(Bounds):
 
 
 class CompareRule(_Section):
-    """Where an output is compared."""
+    """How an output is compared: exactly one of `where` and `ties`."""
 
-    where: Text = Field(
+    where: Text | None = Field(
+        default=None,
         description="Name of an input mask (batch, length): positions where it is 0 are left out of the "
-        "comparison."
+        "comparison.",
     )
-    axis: Annotated[int, Field(ge=1)] = Field(
-        default=1,
-        description="Axis of the output that holds the positions: 1 for logits, 2 for keys and values.",
+    ties: Text | None = Field(
+        default=None,
+        description="For indices (top-k, argmax, sort): path of the output or input that they select from. "
+        "What they select is compared, so that equal scores may come in any order.",
+    )
+    axis: int | None = Field(
+        default=None,
+        description="With `where`, the axis of the output that holds the positions: 1 (default) for logits, "
+        "2 for keys and values. With `ties`, the axis of the scores that the indices count along; the last "
+        "one by default.",
     )
 
 
@@ -442,7 +450,7 @@ class ModelSpec(_Section):
     matrix: Matrix = Field(default=Matrix(), description="What to check the model with.")
     exporter_options: dict[Text, dict[str, Any]] = Field(default={}, description="Options by exporter name.")
     tolerance: Tolerance = Field(default=Tolerance(), description="How far outputs may be from eager's.")
-    compare: dict[Text, CompareRule] = Field(default={}, description="By output path: where it is compared.")
+    compare: dict[Text, CompareRule] = Field(default={}, description="By output path: how it is compared.")
     resize: Resize = Field(
         default="auto",
         description="Sizes nobody showed the program: `auto`, `off`, or {symbol: [sizes]}.",

@@ -60,6 +60,7 @@ def check_rules(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], rep
     _check_targets(observe, report)
     for where in _SETS:
         _check_duplicates(_get(data, where), where, report)
+    _check_compare(_mapping(data.get("compare")), report)
     resize = data.get("resize")
     for symbol, sizes in _mapping(resize).items():
         _check_duplicates(sizes, ("resize", symbol), report)
@@ -109,6 +110,24 @@ def _check_model(model: dict[Any, Any], report: Report) -> None:
                 report.key(("model", key), f"{key!r} goes with {' or '.join(only)}, not with {sources[0]}")
     if isinstance(model.get("factory"), str):
         check_ref(model["factory"], ("model", "factory"), report)
+
+
+def _check_compare(compare: dict[Any, Any], report: Report) -> None:
+    for pattern, rule in compare.items():
+        if not isinstance(rule, dict):
+            continue
+        where: NodePath = ("compare", pattern)
+        given = [key for key in ("where", "ties") if key in rule]
+        if not given and not any(suggest(key, ("where", "ties")) for key in rule):
+            report.value(where, "needs one of the keys where, ties")
+        elif len(given) == 2:
+            report.key((*where, "ties"), "'ties' and 'where': give exactly one of where, ties")
+        for key in given:
+            if rule[key] is None:
+                report.value((*where, key), "expected text, got nothing")
+        axis = rule.get("axis")
+        if given == ["where"] and isinstance(axis, int) and not isinstance(axis, bool) and axis < 1:
+            report.value((*where, "axis"), f"must be at least 1, got {axis}")
 
 
 def _check_graphs(observe: dict[Any, Any], report: Report) -> None:

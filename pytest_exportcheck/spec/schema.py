@@ -27,6 +27,14 @@ def schema() -> dict[str, Any]:
             "description": model["properties"][name]["description"],
         }
     model["oneOf"] = [{"required": [name]} for name in ("type", "pretrained", "factory")]
+    rule = generated["$defs"]["CompareRule"]
+    for name in ("where", "ties"):
+        rule["properties"][name] = {
+            "type": "string",
+            "minLength": 1,
+            "description": rule["properties"][name]["description"],
+        }
+    rule["oneOf"] = [{"required": [name]} for name in ("where", "ties")]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
 
 

@@ -14,8 +14,8 @@ from pytest_exportcheck.errors import ObserveError
 MASK = torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
 
 
-def rule(where: str = "attention_mask", axis: int = 1) -> Any:
-    return SimpleNamespace(where=where, axis=axis)
+def rule(where: str | None = "attention_mask", axis: int | None = None, ties: str | None = None) -> Any:
+    return SimpleNamespace(where=where, axis=axis, ties=ties)
 
 
 def test_a_mask_is_expanded_over_the_other_axes() -> None:

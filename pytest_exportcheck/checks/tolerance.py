@@ -1,0 +1,132 @@
+"""How far an output may be from eager's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+
+__all__ = ["Tolerance", "Tolerances"]
+
+#: dtype -> (atol, rtol). For floats, atol is relative to the largest absolute value of the output (see
+#: `Tolerances`): tiny random models have tiny outputs, and a fixed atol would hide every error in them. Over
+#: 500 float32 runs of 57 families every right one was below 5e-6, the smallest real error was 1.5e-3.
+_DEFAULTS: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-9, 1e-9),
+    torch.float32: (1e-5, 1e-4),
+    torch.float16: (4e-3, 1e-2),
+    torch.bfloat16: (3e-2, 5e-2),
+    torch.complex64: (1e-5, 1e-4),
+    torch.complex128: (1e-9, 1e-9),
+}
+
+#: Where a slice along an axis (a channel, a row) has at least so many values and all of them are smaller than
+#: the output by more than this factor, the default atol is scaled by the slice instead: the scores beside the
+#: box coordinates of a detector. The factor leaves room for what cancels out within a slice, the count makes
+#: a slice whose values are small by chance as good as impossible.
+_SLICE_VALUES, _SLICE_FACTOR = 16, 10.0
+
+#: The default atol is not scaled below this share, nor above this multiple, of the value in `_DEFAULTS`. The
+#: lower end leaves room for outputs that would be zero but for rounding.
+_SCALE = (1e-3, 1e3)
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """``|a - b| <= atol + rtol * |b|``."""
+
+    atol: float
+    rtol: float
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """What a spec asks for.
+
+    Attributes
+    ----------
+    atol, rtol:
+        For every float output; ``None``: the default of its dtype, atol scaled to the size of the output.
+    outputs:
+        Pattern of paths (``logits``, ``cache.*``) -> ``{"atol": ..., "rtol": ...}``; the first match wins.
+    computed_in:
+        The dtype of the case. An output of a finer dtype was cast to it at the end (``logits.float()``) and
+        is as exact as what it was computed from.
+    """
+
+    atol: float | None = None
+    rtol: float | None = None
+    outputs: Mapping[str, Mapping[str, float | None]] | None = None
+    computed_in: torch.dtype | None = None
+
+    def of(self, path: str, expected: torch.Tensor) -> Tolerance:
+        """The tolerance for one output as a whole."""
+        atol, rtol = self._given(path)
+        if not (expected.is_floating_point() or expected.is_complex()):
+            return Tolerance(0.0, 0.0)
+        default_atol, default_rtol = self._default(expected)
+        if atol is None:
+            atol = default_atol * _clamped(_size_of(expected))
+        return Tolerance(atol, default_rtol if rtol is None else rtol)
+
+    def by_element(self, path: str, expected: torch.Tensor, whole: Tolerance) -> torch.Tensor | float:
+        """The atol of every element, as something that broadcasts; `whole` is what `of` returned."""
+        if self._given(path)[0] is not None:
+            return whole.atol
+        return _slice_sizes(expected) * self._default(expected)[0]
+
+    def _given(self, path: str) -> tuple[float | None, float | None]:
+        atol, rtol = self.atol, self.rtol
+        for pattern, given in (self.outputs or {}).items():
+            if fnmatchcase(path, pattern):
+                atol = atol if given.get("atol") is None else given["atol"]
+                rtol = rtol if given.get("rtol") is None else given["rtol"]
+                break
+        return atol, rtol
+
+    def _default(self, expected: torch.Tensor) -> tuple[float, float]:
+        known = [_DEFAULTS[dtype] for dtype in (expected.dtype, self.computed_in) if dtype in _DEFAULTS]
+        return max(known, default=(1e-5, 1e-4))
+
+
+def _clamped(size: float) -> float:
+    return min(max(size, _SCALE[0]), _SCALE[1])
+
+
+#: Elements of nearly one size (within `_BAND`) that stand off from all smaller ones by this factor are fill
+#: values (the -3e38 of masked logits, or -1e4 with a logit added), not the size of the output: scaled by
+#: them, the tolerance would hide every error. Large values of many sizes are the output itself.
+_FILL, _BAND = 1e3, 0.9
+
+
+def _size_of(tensor: torch.Tensor) -> float:
+    """Largest absolute value of `tensor`, infinities, NaN and fill values left out; 0 if there is none."""
+    flat = tensor.detach().flatten().abs().to(torch.float64)
+    flat = flat[torch.isfinite(flat) & (flat > 0)]
+    if not flat.numel():
+        return 0.0
+    while True:
+        top = flat.max()
+        below = flat[flat < top * _BAND]
+        if not below.numel() or top <= _FILL * below.max():
+            return float(top)
+        flat = below
+
+
+def _slice_sizes(expected: torch.Tensor) -> torch.Tensor:
+    """What the default atol is scaled by, for each element: the size of the output, less in small slices."""
+    size = _size_of(expected)
+    values = expected.detach().abs().to(torch.float64)
+    values = values.where(torch.isfinite(values) & (values <= size), 0.0)
+    scale = torch.full((), _clamped(size), dtype=torch.float64)
+    for axis in range(values.dim()):
+        others = [other for other in range(values.dim()) if other != axis]
+        if not others or values.shape[axis] < 2:
+            continue
+        enough = (values > 0).sum(others, keepdim=True) >= _SLICE_VALUES
+        largest = (values.amax(others, keepdim=True) * _SLICE_FACTOR).clamp(*_SCALE)
+        scale = torch.minimum(scale, largest.where(enough, math.inf))
+    return scale
