@@ -46,7 +46,7 @@ def test_an_empty_cache_is_served_by_the_graph_of_filled_ones():
 def test_the_cross_attention_splits_prefill_from_decode():
     calls = [call(0, cache=cross()), call(1, cache=cross(2)), call(2, cache=cross(3)), call(3, cache=cross())]
     groups = propose_groups(calls)
-    assert groups_as_yaml(groups) == "observe: {graphs: {prefill: [0, 3], decode: [1, 2]}}"
+    assert groups_as_yaml(groups) == "graphs: {prefill: [0, 3], decode: [1, 2]}"
     assert groups[1].reason == "cross attention computed"
 
 

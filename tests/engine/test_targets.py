@@ -162,8 +162,11 @@ def test_a_patched_method_is_gone_afterwards(tmp_path):
 
 def test_a_target_that_disagrees_with_itself_is_no_exporters_fault(tmp_path):
     model = MODEL.replace("return self.proj(pixels) * scale", "return self.proj(pixels) + torch.rand(1)")
+    run = run_of(tmp_path, SEVERAL, model=model)
     with pytest.raises(ObserveError, match=r"eager disagrees with itself on call 0 \(vision\)"):
-        run_of(tmp_path, SEVERAL, model=model).observe("cpu", "float32")
+        run.observe("cpu", "float32").graph("vision")
+    assert verdict(run, "torch-export", graph="vision")[0] == "observe"
+    assert verdict(run, "torch-export", graph="projection")[0] == "pass"
 
 
 def test_batch_dims_are_for_every_target(tmp_path):
@@ -192,8 +195,12 @@ def test_batch_dims_are_for_every_target(tmp_path):
     ],
 )
 def test_what_cannot_be_observed_is_named(tmp_path, target, message):
+    run = run_of(tmp_path, target)
     with pytest.raises(ObserveError, match=message):
-        run_of(tmp_path, target).observe("cpu", "float32")
+        run.observe("cpu", "float32").graph("b")
+    if target.startswith("{"):
+        assert verdict(run, "torch-export", graph="b")[0] == "observe"
+        assert verdict(run, "torch-export", graph="a")[0] == "pass"
 
 
 def test_a_module_with_hooks_is_refused(tmp_path):
@@ -206,13 +213,17 @@ def test_a_module_with_hooks_is_refused(tmp_path):
 
 def test_what_one_program_cannot_serve_names_the_target(tmp_path):
     model = MODEL.replace("scale=2.0", "scale=float(len(ids))")
+    seen = run_of(tmp_path, SEVERAL, model=model).observe("cpu", "float32")
+    assert list(seen.graphs) == ["projection", "words"]
     with pytest.raises(ObserveError, match=r"target vision, .*scale") as failure:
-        run_of(tmp_path, SEVERAL, model=model).observe("cpu", "float32")
-    assert "in a spec of its own for this target (target: vision)" in failure.value.details[0]
+        seen.graph("vision")
+    proposal = failure.value.details[1].strip()
+    assert proposal == "vision: {path: 'vision', graphs: {graph_0: [0], graph_1: [1]}}"
     # And what is proposed works.
-    run = run_of(tmp_path, "vision", "graphs: {two: [0], three: [1]}", model=model)
+    run = run_of(tmp_path, SEVERAL.replace("vision: vision", proposal), model=model)
     with pytest.warns(ObserverWarning, match="only one call"):
-        assert list(run.observe("cpu", "float32").graphs) == ["two", "three"]
+        graphs = run.observe("cpu", "float32").graphs
+    assert list(graphs) == ["vision.graph_0", "vision.graph_1", "projection", "words"]
 
 
 def test_one_target_has_stand_ins_and_ignored_calls(tmp_path):
