@@ -102,8 +102,12 @@ def _refuse_two_cross_attentions(calls: Sequence[RecordedCall]) -> None:
 # the structure of a call
 
 #: (path, aspect) -> text. Aspects: ``given`` (a tensor or a container), ``value`` (of a constant), ``kind``
-#: (a container's class), ``items`` (of a list), ``rank``, ``dtype``, ``device``, ``cross`` and ``cache``.
+#: (a container's class), ``items`` (of a list), ``keys`` (of a dict), ``rank``, ``dtype``, ``device``,
+#: ``cross`` and ``cache``.
 _Outline = dict[tuple[str, str], str]
+
+#: Aspects that torch.export bakes into a program, whatever tensors a container holds.
+_CONTAINER = ("kind", "items", "keys")
 
 
 def _cache_state(value: Any) -> str:
@@ -151,6 +155,8 @@ def _add(path: str, value: Any, found: _Outline) -> None:
         children = list(_children(value, path))
         if isinstance(value, (list, tuple)) and not _pytree.is_namedtuple_instance(value):
             found[path, "items"] = f"{path} holds {len(children)}"
+        if isinstance(value, dict):
+            found[path, "keys"] = f"{path} has the keys {', '.join(sorted(map(str, value)))}"
         for child_path, child in children:
             _add(child_path, child, found)
     elif value is not None:
@@ -201,7 +207,7 @@ def _reason(
         counted = any((parent, "items") in texts for parent in parents)
         if not parents & absent and not counted and (path not in absent or aspect in ("given", "value")):
             shown[path, aspect] = text
-    strong = [text for (_, aspect), text in shown.items() if aspect != "cache"]
+    strong = [text for (_, aspect), text in shown.items() if aspect not in ("cache", "keys")]
     listed = list(dict.fromkeys(strong or shown.values()))
     more = f" and {len(listed) - _MOST_REASONS} more" if len(listed) > _MOST_REASONS else ""
     return (", ".join(listed[:_MOST_REASONS]) or fallback) + more
@@ -219,7 +225,8 @@ def propose_groups(
     """As few groups as a first fit finds, each of which one graph can serve.
 
     Calls of one structure (the arguments they have and what these hold, constants, states of caches) are
-    tried together, then with the groups there are.
+    tried together, then with the groups there are. Calls whose containers differ in class, length or keys are
+    kept apart even where their tensors agree (a list and a tuple): an ExportedProgram refuses them.
 
     Needs the flattening functions.
 
@@ -235,7 +242,7 @@ def propose_groups(
     Returns
     -------
     list of CallGroup
-        In order of first appearance; a single group if one graph serves all calls; empty if a call cannot be
+        In order of first appearance; empty if a call cannot be
         served at all, which no grouping changes.
     """
     known = dict(defaults or {})
@@ -248,6 +255,15 @@ def propose_groups(
             return False
         return True
 
+    def same_containers(some: Sequence[RecordedCall]) -> bool:
+        containers: dict[tuple[str, str], str] = {}
+        return all(
+            containers.setdefault(key, text) == text
+            for call in some
+            for key, text in outlines[call.index].items()
+            if key[1] in _CONTAINER
+        )
+
     outlines = {call.index: _outline(call, known, stand_ins) for call in calls}
     blocks: dict[frozenset[Any], list[RecordedCall]] = {}
     for call in calls:
@@ -256,7 +272,7 @@ def propose_groups(
     for block in blocks.values():
         # What an outline does not tell, such as attributes of objects, can set apart the calls of a block.
         for piece in [block] if fits(block) else [[call] for call in block]:
-            home = next((group for group in groups if fits([*group, *piece])), None)
+            home = next((g for g in groups if same_containers([*g, *piece]) and fits([*g, *piece])), None)
             if home is not None:
                 home += piece
             elif len(piece) > 1 or fits(piece):

@@ -228,6 +228,10 @@ def _recorded(
     return _with_config_defaults(info.calls, module, info.signature)
 
 
+class _WrongStandIn(ObserveError):
+    """A stand-in cannot be made: no grouping mends that."""
+
+
 class _Unserved(ObserveError):
     """The calls of a graph cannot be served by one; `groups` could."""
 
@@ -258,6 +262,8 @@ def _graph(
 
     try:
         shapes = serves(calls)
+    except _WrongStandIn:
+        raise
     except ObserveError as error:
         unserved = _Unserved(error.message, details=error.details, facts=error.facts)
         unserved.groups = propose_groups(calls, signature.defaults, serves, observed.value_if_missing)
@@ -447,20 +453,23 @@ def _stand_ins(
             return None
         tensor = described[name]
         known = dict(sizes or {})
+        place = spec.place(*observed.rules, "value_if_missing", name)
         unknown = [symbol for symbol in tensor.names if symbol not in known]
         if unknown and sizes is None:
             # The symbols are named once the calls themselves have been looked at.
             return None
         if unknown:
             shown = ", ".join(f"{symbol}={size}" for symbol, size in known.items()) or "none"
-            place = spec.place(*observed.rules, "value_if_missing", name)
-            raise ObserveError(
+            raise _WrongStandIn(
                 f"{place}: unknown dim {unknown[0]!r} in '{tensor.text}'{suggest(unknown[0], known)}; "
                 f"the dims of a call that lacks {name}: {shown}"
             )
         key = (name, tuple(sorted(known.items())))
         if key not in cache:
-            cache[key] = resolve_tensor(tensor, known, f"value_if_missing.{name}", device, dtype)
+            try:
+                cache[key] = resolve_tensor(tensor, known, f"value_if_missing.{name}", device, dtype)
+            except Exception as error:
+                raise _WrongStandIn(f"{place}: {type(error).__name__}: {error}") from error
         return cache[key]
 
     return value
