@@ -78,7 +78,9 @@ def ours(family: Family, steps: Steps) -> None:
 
     plans = []
     with _step(steps, "infers"):
-        for group in propose_groups(calls, signature.defaults):
+        groups = propose_groups(calls, signature.defaults)
+        assert groups, "no graph can serve some call"
+        for group in groups:
             members = [call for call in calls if call.index in group.indices]
             shapes = infer_shapes(
                 members, signature_order=signature.names, defaults=signature.defaults, batch_dims=True

@@ -99,10 +99,16 @@ def _applies(stage: str, when: Mapping[str, tuple[str, ...]], case: CaseId) -> b
         # Accepted shapes are compared once per spec, by the shapes check; the exports do not fail with it.
         return False
     return all(
-        getattr(case, axis) in when[axis]
+        _names_of(case, axis).intersection(when[axis])
         for axis in _AXES
         if axis in when and not (axis == "graph" and case.exporter is None)
     )
+
+
+def _names_of(case: CaseId, axis: str) -> set[str]:
+    """What a condition may call the case's value: a graph (`decoder.prefill`) also by its target."""
+    value = getattr(case, axis)
+    return {value, value.partition(".")[0]} if axis == "graph" and value is not None else {value}
 
 
 def _versions_hold(when: Mapping[str, tuple[str, ...]]) -> bool:

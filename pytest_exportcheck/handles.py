@@ -134,10 +134,12 @@ class ObservedInputs(_Handle):
             try:
                 check_shapes(observation, accepted, golden.display)
             except ShapesError:
-                if not self.update:
-                    running.record["proposed_golden"] = observation.golden_text(golden.display)
+                if self.update:
+                    self._propose(observation.golden_text(golden.display), changed=True)
+                else:
+                    if not running.record.get("broken"):
+                        running.record["proposed_golden"] = observation.golden_text(golden.display)
                     raise
-                self._propose(observation.golden_text(golden.display), changed=True)
             else:
                 if self.update and accepted is not None:
                     self._propose(accepted, changed=False)

@@ -109,8 +109,37 @@ class CheckedObservation(Observation):
     """An observation with the text of its golden."""
 
     def golden_text(self, path: str) -> str:
-        """Proposed content of the golden file that is shown as `path`."""
+        """Proposed content of the golden file that is shown as `path`.
+
+        Raises
+        ------
+        ObserveError
+            A graph is broken: a golden without its section would be accepted as whole.
+        """
+        if self.failures:
+            raise self.broken(f"{path} is not written: it would lack a graph")
         return render_golden(self.golden_graphs(), path, self.spec.relative)
+
+    def check(self, graph: GraphObservation) -> None:
+        """Note a graph as broken where eager disagrees with itself."""
+        device = torch.device(self.device).type
+        try:
+            check_eager(graph, tolerances_of(self.spec, device, self.dtype))
+        except ObserveError as error:
+            self.fail(graph.name, error)
+
+    def broken(self, *more: str) -> ObserveError:
+        """The error that names the broken graphs; `more`: lines before its details."""
+        names = [name for name in self.failures if name]
+        which = f"graph {names[0]} is" if len(names) == 1 else f"graphs {', '.join(names)} are"
+        details = list(more)
+        said: dict[str, list[str]] = {}
+        for name, failure in self.failures.items():
+            said.setdefault("\n".join([failure.message, *failure.details]), []).append(str(name))
+        for text, sharing in said.items():
+            first, *rest = text.splitlines()
+            details += [f"{', '.join(sharing)}: {first}", *(f"  {line}" for line in rest)]
+        return ObserveError(f"{which} broken ({len(names)} of {len(self.spec.graph_names)})", details=details)
 
     def golden_graphs(self) -> dict[str | None, GoldenGraph]:
         """The inferred shapes as golden sections.
@@ -197,9 +226,11 @@ class SpecRun:
             plans = build_calls(self.spec, where, dtype)
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
-            for graph in checked.graphs.values():
-                check_eager(graph, tolerances_of(self.spec, device, dtype))
-            refuse_unused_rules(self.spec, list(checked.graphs.values()))
+            for graph in list(checked.graphs.values()):
+                checked.check(graph)
+            if not checked.failures:
+                # A rule may be about the outputs of a broken graph.
+                refuse_unused_rules(self.spec, list(checked.graphs.values()))
         return checked
 
 
@@ -213,6 +244,8 @@ def _value(kept: Any) -> Any:
 def check_shapes(observation: CheckedObservation, golden: str | None, path: str) -> None:
     """Compare the inferred dynamic shapes with the accepted ones.
 
+    Where a graph is broken, the others are compared all the same.
+
     Parameters
     ----------
     golden:
@@ -224,21 +257,38 @@ def check_shapes(observation: CheckedObservation, golden: str | None, path: str)
     ------
     ShapesError
         They differ, or there is no golden; the details hold the diff or the proposed content.
+    ObserveError
+        A graph is broken, and nothing is wrong with the shapes of the others.
     """
-    proposed = observation.golden_text(path)
+    graphs = observation.golden_graphs()
+    proposed = render_golden(graphs, path, observation.spec.relative)
     if golden is None:
+        if observation.failures:
+            raise observation.broken(
+                f"{path} does not exist, and is not written before every graph of it is there",
+                *(["proposed content, so far:", *proposed.splitlines()] if graphs else []),
+            )
         raise ShapesError(
             f"no accepted dynamic shapes: {path} does not exist",
             details=["proposed content:", *proposed.splitlines()],
         )
     try:
-        parse_golden(golden, path)
+        accepted = parse_golden(golden, path)
     except GoldenError as error:
         raise ShapesError(str(error), details=["proposed content:", *proposed.splitlines()]) from None
-    diff = compare_goldens(golden, proposed)
+    # What is accepted for a broken graph is neither confirmed nor obsolete.
+    known = {**{name: accepted[name] for name in observation.failures if name in accepted}, **graphs}
+    ordered = {name: known[name] for name in observation.spec.graph_names if name in known}
+    diff = compare_goldens(golden, render_golden(ordered, path, observation.spec.relative))
     if diff:
+        broken = observation.broken() if observation.failures else None
         raise ShapesError(
-            f"inferred dynamic shapes differ from {path}", details=[*diff, *_explain(observation, golden)]
+            f"inferred dynamic shapes differ from {path}" + (f"; {broken.message}" if broken else ""),
+            details=[*diff, *_explain(observation, golden), *(broken.details if broken else ())],
+        )
+    if observation.failures:
+        raise observation.broken(
+            f"the other graphs have the shapes of {path}" if graphs else "no graph is left"
         )
 
 
@@ -416,7 +466,7 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
     exporter = _load_exporter(case.exporter)
     under = _observed_under(exporter, case, mode)
     observation = run.observe(case.device, case.dtype, under, stages)
-    graph = observation.graphs[case.graph]
+    graph = observation.graph(case.graph)
     example = graph.example
     record.update(
         observed_under=under,
@@ -550,5 +600,12 @@ def facts_of(observation: CheckedObservation) -> Mapping[str, Any]:
     """What the record of a spec's shapes check says about the observation."""
     warnings = [warning for graph in observation.graphs.values() for warning in graph.shapes.warnings]
     graphs = [name for name in observation.graphs if name]
+    broken = [name for name in observation.failures if name]
     shapes = {name or "": dict(golden.inputs) for name, golden in observation.golden_graphs().items()}
-    return {"calls": len(observation.calls), "graphs": graphs, "warnings": warnings, "shapes": shapes}
+    return {
+        "calls": len(observation.calls),
+        "graphs": graphs,
+        "broken": broken,
+        "warnings": warnings,
+        "shapes": shapes,
+    }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,14 +14,14 @@ import torch
 
 from ..dims import DimExpr, parse_dim
 from ..errors import ExportCheckError, ObserveError
-from ..spec import CallPlan, ModelSpec, TensorSpec, resolve_tensor
+from ..spec import CallPlan, ModelSpec, ObservedTarget, TensorSpec, resolve_tensor
 from ..spec.names import choices, suggest
-from .groups import groups_as_yaml, propose_groups
-from .infer import GraphShapes, infer_shapes
+from .groups import CallGroup, groups_as_yaml, propose_groups, serve
+from .infer import GraphShapes
 from .observer import InputObserver, ObserverWarning, RecordedCall
 from .resize import ExportExample, choose_example
 from .signature import CallSignature
-from .targets import Target, find_targets, target_text
+from .targets import Target, find_module, target_text
 
 __all__ = ["GraphObservation", "Observation", "last_lines", "observe"]
 
@@ -32,7 +33,7 @@ class GraphObservation:
     Attributes
     ----------
     name:
-        Name of the group or of the target, ``None`` if there is one of both.
+        Name of the group, of the target, or ``target.group``; ``None`` if there is one of both.
     target:
         What was called, and is exported.
     calls:
@@ -71,7 +72,11 @@ class Observation:
     calls:
         Recorded calls of every target.
     graphs:
-        By the name of the group or of the target; the single key is ``None`` if there is one of both.
+        By name; the single key is ``None`` if the spec has one target and one group. Without those that are
+        broken.
+    failures:
+        Why a graph is broken, by name: its calls cannot be served, no call reached its target, ... Empty if
+        the spec has a single graph: then `observe` raises.
     patch_mode:
         The mode that was active while observing.
     """
@@ -83,6 +88,22 @@ class Observation:
     patch_mode: str
     calls: list[RecordedCall]
     graphs: dict[str | None, GraphObservation] = field(default_factory=dict)
+    failures: dict[str | None, ObserveError] = field(default_factory=dict)
+
+    def graph(self, name: str | None) -> GraphObservation:
+        """A graph by its name. Raises the `ObserveError` of one that is broken."""
+        if name in self.failures:
+            # A new one each time: pytest writes the traceback of a test into the exception it is given.
+            failure = self.failures[name]
+            raise ObserveError(failure.message, details=failure.details, facts=failure.facts)
+        return self.graphs[name]
+
+    def fail(self, name: str | None, error: ObserveError) -> None:
+        """Note that a graph is broken. Raises `error` if the spec has no other graph."""
+        if len(self.spec.graph_names) == 1:
+            raise error
+        self.graphs.pop(name, None)
+        self.failures[name] = error
 
 
 def last_lines(error: BaseException, count: int = 12) -> list[str]:
@@ -116,38 +137,80 @@ def observe(
     Raises
     ------
     ObserveError
-        A call raised, nothing was recorded, eager disagrees with itself, or the calls of a group cannot be
-        served by one graph.
+        A call raised; or the only graph is broken. Where there are several, a broken one is in
+        `Observation.failures`.
     """
-    targets = find_targets(spec, model)
-    limit = spec.observe.store_n_calls
-    observers = {name: InputObserver() for name in targets}
+    observation = Observation(spec, model, device, dtype, patch_mode, [])
+    modules: dict[str | None, torch.nn.Module] = {}
+    for name, observed in spec.observe.targets.items():
+        with _only(observation, observed.graph_names):
+            modules[name] = find_module(spec, observed, model)
+    observers = {name: InputObserver() for name in modules}
     with contextlib.ExitStack() as watching:
-        for name, (_, module, method) in targets.items():
-            watching.enter_context(observers[name](module, store_n_calls=limit, method_name=method))
+        for name, module in modules.items():
+            observed = spec.observe.targets[name]
+            watching.enter_context(
+                observers[name](module, store_n_calls=observed.store_n_calls, method_name=observed.method)
+            )
         previous: Any = None
-        for plan in plans:
+        # Without a target there is nothing to see.
+        for plan in plans if modules else ():
             with _stage_observe(f"{spec.relative}:{plan.line}: the {plan.kind} call {plan.index} raised"):
                 previous = plan.run(model, previous)
-    observation = Observation(spec, model, device, dtype, patch_mode, [])
-    for name, (path, module, method) in targets.items():
-        text = target_text(path, module, method)
-        recorded = _recorded(spec, name, text, module, observers[name])
-        signature = observers[name].info.signature
-        assert signature is not None
-        observation.calls += recorded
-        target = Target(text, module, method, signature)
-        # What calls give names to are arguments of the whole model.
-        called = module is model and method == spec.observe.method
-        with _about(name, target):
-            stand_ins = _stand_ins(spec, signature, device, dtype)
-            for group, calls in _groups(spec, recorded) if name is None else [(name, recorded)]:
-                observation.graphs[group] = _graph(spec, group, target, calls, stand_ins, called)
+    for name, module in modules.items():
+        observed = spec.observe.targets[name]
+        with _only(observation, observed.graph_names):
+            _observe_target(observation, observed, module, observers[name])
     return observation
 
 
+@contextlib.contextmanager
+def _only(observation: Observation, names: Iterable[str | None]) -> Iterator[None]:
+    """What goes wrong inside breaks these graphs, and no others."""
+    try:
+        with _stage_observe("the target cannot be observed"):
+            yield
+    except ObserveError as error:
+        for name in names:
+            observation.fail(name, error)
+
+
+def _observe_target(
+    observation: Observation, observed: ObservedTarget, module: torch.nn.Module, observer: InputObserver
+) -> None:
+    """Add the graphs of one target, or why they are broken."""
+    spec, model = observation.spec, observation.model
+    text = target_text(observed.path, module, observed.method)
+    recorded = _recorded(spec, observed, text, module, observer)
+    signature = observer.info.signature
+    assert signature is not None
+    observation.calls += recorded
+    target = Target(text, module, observed.method, signature)
+    # What calls give names to are arguments of the whole model.
+    called = module is model and observed.method == spec.observe.method
+    with _about(observed.name, target):
+        stand_ins = _stand_ins(spec, observed, signature, observation.device, observation.dtype)
+        groups = _groups(observed, recorded)
+    broken: dict[str | None, ObserveError] = {}
+    splits: dict[str | None, list[CallGroup]] = {}
+    for group, indices in groups.items():
+        name = observed.graph_name(group)
+        splits[group] = [CallGroup(group or "", tuple(indices), "")]
+        try:
+            with _about(observed.name, target), _stage_observe("the recorded calls cannot be read"):
+                calls = _calls_of(observed, group, indices, recorded)
+                graph = _graph(spec, observed, group, target, calls, stand_ins, called)
+            observation.graphs[name] = graph
+        except ObserveError as error:
+            broken[group] = ObserveError(error.message, details=error.details, facts=error.facts)
+            splits[group] = getattr(error, "groups", None) or splits[group]
+    _add_proposal(observed, broken, splits)
+    for group, failure in broken.items():
+        observation.fail(observed.graph_name(group), failure)
+
+
 def _recorded(
-    spec: ModelSpec, name: str | None, text: str, module: torch.nn.Module, observer: InputObserver
+    spec: ModelSpec, observed: ObservedTarget, text: str, module: torch.nn.Module, observer: InputObserver
 ) -> list[RecordedCall]:
     """The calls that an observer of a target holds."""
     info = observer.info
@@ -156,10 +219,10 @@ def _recorded(
             f"{info.lost} of {info.seen} calls of {text} could not be recorded, see the warnings"
         )
     if observer.is_empty():
-        place = "" if spec.observe.target is None else f"{spec.place('observe', 'target', *_key(name))}: "
+        place = "" if spec.observe.target is None else f"{spec.place(*observed.named)}: "
         raise ObserveError(f"{place}no call of {text} was recorded: the calls of the spec do not reach it")
     assert info.signature is not None
-    limit = spec.observe.store_n_calls
+    limit = observed.store_n_calls
     if info.seen > len(info.calls) == limit:
         what = "" if spec.observe.target is None else f" of {text}"
         warnings.warn(
@@ -171,38 +234,52 @@ def _recorded(
     return _with_config_defaults(info.calls, module, info.signature)
 
 
+class _WrongStandIn(ObserveError):
+    """A stand-in cannot be made: no grouping mends that."""
+
+
+class _Unserved(ObserveError):
+    """The calls of a graph cannot be served by one; `groups` could."""
+
+    groups: list[CallGroup]
+
+
 def _graph(
     spec: ModelSpec,
-    name: str | None,
+    observed: ObservedTarget,
+    group: str | None,
     target: Target,
     calls: list[RecordedCall],
     stand_ins: Callable[[str, Mapping[str, int] | None], Any],
     called: bool,
 ) -> GraphObservation:
     """What one program must accept; `called`: the calls of the spec are calls of the target itself."""
-    signature, batch_dims = target.signature, spec.observe.batch_dims
-    several = spec.observe.target if isinstance(spec.observe.target, dict) else {}
-    with _with_proposal(calls, signature, several.get(name) if name else None):
-        _refuse_two_cross_attentions(calls)
-        shapes = infer_shapes(
-            calls,
+    signature, batch_dims = target.signature, observed.batch_dims
+
+    def serves(some: Sequence[RecordedCall]) -> GraphShapes:
+        return serve(
+            some,
             signature_order=signature.names,
             defaults=signature.defaults,
             batch_dims=batch_dims if isinstance(batch_dims, bool) else set(batch_dims),
             value_if_missing=stand_ins,
-            declared=_declared_axes(spec, signature, called),
+            declared=_declared_axes(spec, observed, signature, called),
         )
-        for call in calls:
-            shapes.complete(call)  # one that lacks an argument can be fed to no program
+
+    try:
+        shapes = serves(calls)
+    except _WrongStandIn:
+        raise
+    except ObserveError as error:
+        unserved = _Unserved(error.message, details=error.details, facts=error.facts)
+        unserved.groups = propose_groups(calls, signature.defaults, serves, observed.value_if_missing)
+        raise unserved from error
+    name = observed.graph_name(group)
     for warning in shapes.warnings:
         where = f"{spec.relative}" + (f" ({name})" if name else "")
         warnings.warn(f"{where}: {warning}", ObserverWarning, stacklevel=3)
-    example = choose_example(calls, shapes, target.accepts, _preferred(spec, name))
+    example = choose_example(calls, shapes, target.accepts, _preferred(spec, observed, group, calls))
     return GraphObservation(name, target, calls, shapes, example)
-
-
-def _key(name: str | None) -> list[str]:
-    return [name] if name is not None else []
 
 
 @contextlib.contextmanager
@@ -213,88 +290,108 @@ def _about(name: str | None, target: Target) -> Iterator[None]:
     except ObserveError as error:
         if name is None:
             raise
-        raise ObserveError(
-            f"target {name}, {target.text}: {error.message}", details=error.details, facts=error.facts
-        ) from error
-
-
-@contextlib.contextmanager
-def _with_proposal(
-    calls: Sequence[RecordedCall], signature: CallSignature, path: str | None
-) -> Iterator[None]:
-    """Add to a refusal the groups that the structure of the calls suggests.
-
-    `path`: of one of several targets, which has no groups of its own.
-    """
-    try:
-        yield
-    except ObserveError as error:
-        groups = propose_groups(calls, signature.defaults)
-        if len(groups) > 1:
-            error.details = [
-                "pin what differs in the calls, or give calls of one structure a graph each"
-                + (":" if path is None else f", in a spec of its own for this target (target: {path}):"),
-                f"  {groups_as_yaml(groups)}",
-                *(f"  {group.name}: {group.reason}" for group in groups if group.reason),
-            ]
+        error.message = f"target {name}, {target.text}: {error.message}"
         raise
 
 
-def _refuse_two_cross_attentions(calls: Sequence[RecordedCall]) -> None:
-    """A cross attention that is computed and one that is read from the cache are two branches of the code."""
-    for name in dict.fromkeys(name for call in calls for name in call.arguments):
-        computed: dict[bool, list[int]] = {}
-        for call in calls:
-            updated = getattr(call.arguments.get(name), "is_updated", None)
-            if updated is not None:
-                computed.setdefault(any(updated.values()), []).append(call.index)
-        if len(computed) > 1:
-            raise ObserveError(
-                f"argument {name}: the cross attention is computed in calls {_listed(computed[False])} and "
-                f"read from the cache in calls {_listed(computed[True])}: two branches of the model, "
-                "one graph has one of them"
+def _add_proposal(
+    observed: ObservedTarget,
+    broken: Mapping[str | None, ObserveError],
+    splits: Mapping[str | None, list[CallGroup]],
+) -> None:
+    """Add to the refusals of a target the groups, of all its calls, that would not be refused."""
+    proposed: list[CallGroup] = []
+    for group, parts in splits.items():
+        for part in parts:
+            # A group that is split keeps its name for the first of its parts.
+            name = part.name if group is None else group
+            taken = {other.name for other in proposed} | {
+                other for other in splits if other != group and other
+            }
+            unique = next(
+                n for k in itertools.count(1) if (n := name if k == 1 else f"{name}_{k}") not in taken
             )
+            proposed.append(CallGroup(unique, part.indices, part.reason))
+    examples = observed.example.values() if isinstance(observed.example, Mapping) else [observed.example]
+    text = groups_as_yaml(proposed, [index for index in examples if index is not None])
+    if observed.name is None:
+        text = f"observe: {{{text}}}"
+    else:
+        path = observed.path + (
+            "" if observed.method == "forward" and observed.path else f":{observed.method}"
+        )
+        text = f"{observed.name}: {{path: {path!r}, {text}}}"
+    for group, error in broken.items():
+        if len(splits.get(group, ())) > 1:
+            error.details = [
+                "pin what differs in the calls, or give calls of one structure a graph each:",
+                f"  {text}",
+                *(f"  {part.name}: {part.reason}" for part in proposed if part.reason),
+            ]
 
 
 def _listed(indices: Sequence[int]) -> str:
     return ", ".join(map(str, indices))
 
 
-def _groups(spec: ModelSpec, calls: list[RecordedCall]) -> list[tuple[str | None, list[RecordedCall]]]:
-    graphs, ignored = spec.observe.graphs, set(spec.observe.ignore_calls)
+def _groups(observed: ObservedTarget, calls: Sequence[RecordedCall]) -> dict[str | None, list[int]]:
+    """Group -> indices of its calls."""
+    ignored = set(observed.ignore_calls)
+    where = _rules_text(observed)
     last = f"{len(calls)} calls were recorded (0 to {len(calls) - 1})"
     wrong = sorted(index for index in ignored if index >= len(calls))
     if wrong:
-        raise ObserveError(f"observe.ignore_calls names call {wrong[0]}, but {last}")
-    if graphs == "one":
-        kept = [call for call in calls if call.index not in ignored]
+        raise ObserveError(f"{where}.ignore_calls names call {wrong[0]}, but {last}")
+    if isinstance(observed.graphs, str):
+        kept = [call.index for call in calls if call.index not in ignored]
         if not kept:
-            raise ObserveError(f"observe.ignore_calls leaves no call: {last}")
-        return [(None, kept)]
-    groups: list[tuple[str | None, list[RecordedCall]]] = []
-    for name, indices in graphs.items():
-        wrong = [index for index in indices if index >= len(calls)]
-        if wrong:
-            raise ObserveError(f"observe.graphs.{name} names call {wrong[0]}, but {last}")
-        groups.append((name, [calls[index] for index in indices]))
-    grouped = {index for indices in graphs.values() for index in indices}
+            raise ObserveError(f"{where}.ignore_calls leaves no call: {last}")
+        return {None: kept}
+    grouped = {index for indices in observed.graphs.values() for index in indices}
     left = [call.index for call in calls if call.index not in grouped | ignored]
     if left:
+        for name, indices in observed.graphs.items():
+            _calls_of(observed, name, indices, calls)
         # A call that no program serves is a call that nobody checks.
         raise ObserveError(
-            f"{last}, and no graph of observe.graphs has "
+            f"{last}, and no graph of {where}.graphs has "
             f"{'call' if len(left) == 1 else 'calls'} {_listed(left)}: "
             f"add them to a graph, or leave them out with `ignore_calls: [{_listed(left)}]` "
             "(a generate of n tokens makes n calls)"
         )
-    return groups
+    return {name: list(indices) for name, indices in observed.graphs.items()}
 
 
-def _preferred(spec: ModelSpec, group: str | None) -> int | None:
-    example = getattr(spec.observe, "example", None)
-    if isinstance(example, Mapping):
-        return example.get(group)
-    return example
+def _rules_text(observed: ObservedTarget) -> str:
+    return ".".join(map(str, observed.rules))
+
+
+def _calls_of(
+    observed: ObservedTarget, group: str | None, indices: Sequence[int], calls: Sequence[RecordedCall]
+) -> list[RecordedCall]:
+    """The calls of a group. Raises `ObserveError` for one that was not made."""
+    wrong = [index for index in indices if index >= len(calls)]
+    if wrong:
+        raise ObserveError(
+            f"{_rules_text(observed)}.graphs.{group} names call {wrong[0]}, but {len(calls)} calls were "
+            f"recorded (0 to {len(calls) - 1})"
+        )
+    return [calls[index] for index in indices]
+
+
+def _preferred(
+    spec: ModelSpec, observed: ObservedTarget, group: str | None, calls: Sequence[RecordedCall]
+) -> int | None:
+    """Index of the call that the spec wants to export from."""
+    example = observed.example
+    index = example.get(group or "") if isinstance(example, Mapping) else example
+    if index is not None and all(call.index != index for call in calls):
+        place = spec.place(*observed.rules, "example")
+        raise ObserveError(
+            f"{place}: example: there is no call {index} in this graph, which has "
+            f"{_listed([call.index for call in calls])}"
+        )
+    return index
 
 
 def _with_config_defaults(
@@ -324,9 +421,11 @@ def _with_config_defaults(
     return recorded
 
 
-def _declared_axes(spec: ModelSpec, signature: CallSignature, called: bool) -> dict[tuple[str, int], DimExpr]:
+def _declared_axes(
+    spec: ModelSpec, observed: ObservedTarget, signature: CallSignature, called: bool
+) -> dict[tuple[str, int], DimExpr]:
     """(path, axis) -> expression, for the arguments that the spec describes with named dims."""
-    described: dict[str, Any] = dict(spec.observe.value_if_missing)
+    described: dict[str, Any] = dict(observed.value_if_missing)
     for call in () if isinstance(spec.observe.calls, str) or not called else spec.observe.calls:
         if call.kind == "forward":
             described.update(zip(signature.names, call.args, strict=False))
@@ -342,14 +441,14 @@ def _declared_axes(spec: ModelSpec, signature: CallSignature, called: bool) -> d
 
 
 def _stand_ins(
-    spec: ModelSpec, signature: CallSignature, device: str, dtype: str
+    spec: ModelSpec, observed: ObservedTarget, signature: CallSignature, device: str, dtype: str
 ) -> Callable[[str, Mapping[str, int] | None], Any]:
-    described = dict(spec.observe.value_if_missing)
+    described = dict(observed.value_if_missing)
     if signature.var_keyword is None:
         for name in described:
             if name not in signature.names:
                 raise ObserveError(
-                    f"{spec.place('observe', 'value_if_missing', name)}: "
+                    f"{spec.place(*observed.rules, 'value_if_missing', name)}: "
                     f"{'the model' if spec.observe.target is None else 'the target'} has no argument {name!r}"
                     f"{choices(name, signature.names)}"
                 )
@@ -360,20 +459,23 @@ def _stand_ins(
             return None
         tensor = described[name]
         known = dict(sizes or {})
+        place = spec.place(*observed.rules, "value_if_missing", name)
         unknown = [symbol for symbol in tensor.names if symbol not in known]
         if unknown and sizes is None:
             # The symbols are named once the calls themselves have been looked at.
             return None
         if unknown:
             shown = ", ".join(f"{symbol}={size}" for symbol, size in known.items()) or "none"
-            place = spec.place("observe", "value_if_missing", name)
-            raise ObserveError(
+            raise _WrongStandIn(
                 f"{place}: unknown dim {unknown[0]!r} in '{tensor.text}'{suggest(unknown[0], known)}; "
                 f"the dims of a call that lacks {name}: {shown}"
             )
         key = (name, tuple(sorted(known.items())))
         if key not in cache:
-            cache[key] = resolve_tensor(tensor, known, f"value_if_missing.{name}", device, dtype)
+            try:
+                cache[key] = resolve_tensor(tensor, known, f"value_if_missing.{name}", device, dtype)
+            except Exception as error:
+                raise _WrongStandIn(f"{place}: {type(error).__name__}: {error}") from error
         return cache[key]
 
     return value

@@ -11,11 +11,11 @@ import torch
 
 from ..errors import ObserveError
 from ..pytrees import clone_tree
-from ..spec import ModelSpec
+from ..spec import ModelSpec, ObservedTarget
 from ..spec.names import choices
 from .signature import CallSignature
 
-__all__ = ["Target", "find_targets", "target_text"]
+__all__ = ["Target", "find_module", "target_text"]
 
 #: How many submodules a message lists.
 _MOST_NAMES = 12
@@ -64,39 +64,30 @@ def target_text(path: str, module: torch.nn.Module, method: str) -> str:
     return f"{path} ({name})" if path else name
 
 
-def find_targets(
-    spec: ModelSpec, model: torch.nn.Module
-) -> dict[str | None, tuple[str, torch.nn.Module, str]]:
-    """(path, module, method) of everything that the spec observes, by graph name as in `Observe.targets`.
+def find_module(spec: ModelSpec, observed: ObservedTarget, model: torch.nn.Module) -> torch.nn.Module:
+    """The module of a target of `spec`.
 
     Raises
     ------
     ObserveError
         There is no such submodule or method, or hooks of the module's own would be left out.
     """
-    found = {}
-    for name, (path, method) in spec.observe.targets.items():
-        module = _submodule(model, path, _place(spec, name)) if path else model
-        if not callable(getattr(module, method, None)):
-            if spec.observe.target is None:
-                raise ObserveError(f"{type(model).__name__} has no method {method!r} (observe.method)")
-            methods = [key for key in vars(type(module)) if not key.startswith("_")]
-            raise ObserveError(
-                f"{_place(spec, name)}: {type(module).__name__} has no method {method!r}"
-                f"{choices(method, methods)}"
-            )
-        if method == "forward" and (module._forward_hooks or module._forward_pre_hooks):
-            raise ObserveError(
-                f"{path or type(model).__name__} has forward hooks of its own: they run around the observed "
-                "`forward`, and an exporter puts them into the program",
-                details=["wrap it: a module whose forward calls this one has the hooks inside"],
-            )
-        found[name] = (path, module, method)
-    return found
-
-
-def _place(spec: ModelSpec, name: str | None) -> str:
-    return spec.place("observe", "target", *([name] if name is not None else []))
+    path, method, place = observed.path, observed.method, spec.place(*observed.named)
+    module = _submodule(model, path, place) if path else model
+    if not callable(getattr(module, method, None)):
+        if spec.observe.target is None:
+            raise ObserveError(f"{type(model).__name__} has no method {method!r} (observe.method)")
+        methods = [key for key in vars(type(module)) if not key.startswith("_")]
+        raise ObserveError(
+            f"{place}: {type(module).__name__} has no method {method!r}{choices(method, methods)}"
+        )
+    if method == "forward" and (module._forward_hooks or module._forward_pre_hooks):
+        raise ObserveError(
+            f"{path or type(model).__name__} has forward hooks of its own: they run around the observed "
+            "`forward`, and an exporter puts them into the program",
+            details=["wrap it: a module whose forward calls this one has the hooks inside"],
+        )
+    return module
 
 
 def _submodule(model: torch.nn.Module, path: str, place: str) -> torch.nn.Module:

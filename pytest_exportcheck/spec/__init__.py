@@ -13,6 +13,7 @@ from .discover import SHAPES_FOLDER, is_spec_file
 
 _PUBLIC = {
     "ModelSpec": "model",
+    "ObservedTarget": "target_paths",
     "load_spec": "load",
     "parse_spec": "load",
     "CallSpec": "values",
@@ -32,6 +33,7 @@ __all__ = [
     "CallPlan",
     "CallSpec",
     "ModelSpec",
+    "ObservedTarget",
     "Previous",
     "TensorSpec",
     "TensorSyntaxError",
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
     from .model import ModelSpec
     from .plans import CallPlan, build_calls
     from .requirements import missing_requirements
+    from .target_paths import ObservedTarget
     from .tensors import TensorSpec, TensorSyntaxError, parse_tensor
     from .values import CallSpec, Previous
 

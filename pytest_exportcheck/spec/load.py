@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ..errors import Problem, SpecError
 from .model import ModelSpec
 from .names import suggest
-from .nodes import MAX_BYTES, Report, parse_document
+from .nodes import MAX_BYTES, NodePath, Report, parse_document
 from .rules import check_rules
 from .validate import report_errors
 from .values import parse_calls, parse_missing
@@ -93,10 +93,13 @@ def _validate(
             declared = {name for name in dims if isinstance(name, str)} if isinstance(dims, list) else set()
             calls = parse_calls(observe["calls"], ("observe", "calls"), declared, path.parent, report)
             observe["calls"] = calls
-        if "value_if_missing" in observe:
-            where = ("observe", "value_if_missing")
-            missing = parse_missing(observe["value_if_missing"], where, path.parent, report)
-            observe["value_if_missing"] = missing
+        _parse_stand_ins(observe, ("observe",), path.parent, report)
+        if isinstance(observe.get("target"), dict):
+            targets = {k: dict(v) if isinstance(v, dict) else v for k, v in observe["target"].items()}
+            for name, target in targets.items():
+                if isinstance(target, dict):
+                    _parse_stand_ins(target, ("observe", "target", name), path.parent, report)
+            observe["target"] = targets
         prepared = {**data, "observe": observe}
     check_rules(data, known, report)
     try:
@@ -104,6 +107,12 @@ def _validate(
     except ValidationError as error:
         report_errors(error, ModelSpec, report)
         return None
+
+
+def _parse_stand_ins(section: dict[Any, Any], where: NodePath, folder: Path, report: Report) -> None:
+    key = "value_if_missing"
+    if key in section:
+        section[key] = parse_missing(section[key], (*where, key), folder, report)
 
 
 def _shown(path: Path, root: Path | None) -> str:

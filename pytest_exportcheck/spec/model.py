@@ -27,7 +27,7 @@ from pydantic_core import PydanticCustomError
 from ..errors import STAGES
 from . import fragments
 from .nodes import Document
-from .target_paths import is_target, split_target
+from .target_paths import ObservedTarget, is_target, split_target
 from .tensors import TensorSpec
 from .values import CallSpec, describe
 
@@ -41,6 +41,7 @@ __all__ = [
     "Model",
     "ModelSpec",
     "Observe",
+    "TargetRules",
     "Tolerance",
     "When",
 ]
@@ -200,11 +201,6 @@ BatchDims = Annotated[
     Annotated[bool, Tag("<bool>")] | Annotated[tuple[Identifier, ...], _Tuple, Tag("<list>")],
     _branch("true, false or a list of argument names"),
 ]
-Target = Annotated[
-    Annotated[TargetPath, Tag("<word>")]
-    | Annotated[dict[GraphName, TargetPath], Field(min_length=1), Tag("<map>")],
-    _branch("the path of a submodule, or a mapping of names to such paths"),
-]
 Graphs = Annotated[
     Annotated[Literal["one"], Tag("<word>")]
     | Annotated[dict[GraphName, Sizes], Field(min_length=1), Tag("<map>")],
@@ -274,6 +270,55 @@ class Model(_Section):
     )
 
 
+# What a target of a spec with several has of its own, and a spec with one target or none beside it.
+_GRAPHS: Any = Field(
+    default="one",
+    description="`one`: one program serves every observed call. Or groups of call indices, one program each: "
+    "{prefill: [0], decode: [1, 2]}.",
+)
+_IGNORE_CALLS: Any = Field(default=(), description="Observed calls that no program has to serve, by index.")
+_EXAMPLE: Any = Field(
+    default=None,
+    description="Which observed call the exporters are given: an index, or one index per graph.",
+)
+_VALUE_IF_MISSING: Any = Field(
+    default={},
+    description="Inputs for arguments that some calls leave out, as tensors; their dims may name the symbols "
+    "of the call, `past + seq` included.",
+)
+Indices = Annotated[tuple[Size, ...], _Tuple]
+StandIns = Annotated[dict[str, TensorSpec], SkipValidation, WithJsonSchema(fragments.MISSING)]
+
+
+class TargetRules(_Section):
+    """One of several targets, and how its calls are read."""
+
+    path: TargetPath = Field(
+        description="A submodule (`model.vision_tower`) or a method of it (`model.encoder:encode`)."
+    )
+    graphs: Graphs = _GRAPHS
+    ignore_calls: Indices = _IGNORE_CALLS
+    example: Example | None = _EXAMPLE
+    value_if_missing: StandIns = _VALUE_IF_MISSING
+    batch_dims: BatchDims | None = Field(
+        default=None, description="As in `observe`, for this target; without it, what `observe` says."
+    )
+    store_n_calls: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="As in `observe`, for this target; without it, what `observe` says."
+    )
+
+
+OneTarget = Annotated[
+    Annotated[TargetPath, Tag("<word>")] | Annotated[TargetRules, Tag("<map>")],
+    _branch("the path of a submodule, or a mapping with the key 'path'"),
+]
+Target = Annotated[
+    Annotated[TargetPath, Tag("<word>")]
+    | Annotated[dict[GraphName, OneTarget], Field(min_length=1), Tag("<map>")],
+    _branch("the path of a submodule, or a mapping of names to such paths"),
+]
+
+
 class Observe(_Section):
     """The calls to observe, and how to read them."""
 
@@ -289,7 +334,8 @@ class Observe(_Section):
         default=None,
         description="What is observed and exported instead of the model: a submodule (`model.vision_tower`) "
         "or a method of it (`model.encoder:encode`), inside the calls of the whole model. Or several, "
-        "{name: path}, one program each.",
+        "{name: path}, each with programs of its own, or {name: {path: ..., graphs: ...}} with rules of its "
+        "own.",
     )
     dims: Annotated[tuple[Identifier, ...], _Tuple] = Field(
         default=(), description="Names for sizes; each call gives them values in its own `dims`."
@@ -299,38 +345,34 @@ class Observe(_Section):
         description="Whether axis 0 of the inputs is a batch axis: true for all inputs, or a list of "
         "argument names. Such an axis is dynamic even if every call has the same size.",
     )
-    value_if_missing: Annotated[dict[str, TensorSpec], SkipValidation, WithJsonSchema(fragments.MISSING)] = (
-        Field(
-            {},
-            description="Inputs for arguments that some calls leave out, as tensors; their dims may name the "
-            "symbols of the call, `past + seq` included.",
-        )
-    )
+    value_if_missing: StandIns = _VALUE_IF_MISSING
     store_n_calls: Annotated[int, Field(ge=1)] = Field(
         default=20,
         description="How many calls are recorded at most.",
     )
-    graphs: Graphs = Field(
-        default="one",
-        description="`one`: one program serves every observed call. Or groups of call indices, one program "
-        "each: {prefill: [0], decode: [1, 2]}.",
-    )
-    ignore_calls: Annotated[tuple[Annotated[int, Field(ge=0)], ...], _Tuple] = Field(
-        default=(), description="Observed calls that no program has to serve, by index."
-    )
-    example: Example | None = Field(
-        default=None,
-        description="Which observed call the exporters are given: an index, or one index per graph.",
-    )
+    graphs: Graphs = _GRAPHS
+    ignore_calls: Indices = _IGNORE_CALLS
+    example: Example | None = _EXAMPLE
 
     @property
-    def targets(self) -> dict[str | None, tuple[str, str]]:
-        """(path of the submodule, method) by graph name; the single key is None unless `target` has names."""
-        if self.target is None:
-            return {None: ("", self.method)}
-        if isinstance(self.target, str):
-            return {None: split_target(self.target)}
-        return {name: split_target(path) for name, path in self.target.items()}
+    def targets(self) -> dict[str | None, ObservedTarget]:
+        """What is observed, by name; the single key is None unless `target` has names."""
+        if not isinstance(self.target, dict):
+            path, method = ("", self.method) if self.target is None else split_target(self.target)
+            rules = {key: getattr(self, key) for key in _RULES}
+            return {None: ObservedTarget(None, path, method, ("observe", "target"), ("observe",), **rules)}
+        found: dict[str | None, ObservedTarget] = {}
+        for name, target in self.target.items():
+            where = ("observe", "target", name)
+            given: dict[str, Any] = {} if isinstance(target, str) else dict(target)
+            own = {key: value for key, value in given.items() if key != "path" and value is not None}
+            general = {"batch_dims": self.batch_dims, "store_n_calls": self.store_n_calls}
+            path, method = split_target(given.get("path", target))
+            found[name] = ObservedTarget(name, path, method, where, where, **{**general, **own})
+        return found
+
+
+_RULES = ("graphs", "ignore_calls", "example", "value_if_missing", "batch_dims", "store_n_calls")
 
 
 class Matrix(_Section):
@@ -398,7 +440,10 @@ class When(_Section):
     patch_mode: AnyName = Field(default=(), description="Names of patch modes.")
     device: AnyDevice = Field(default=(), description="Devices.")
     dtype: AnyDtype = Field(default=(), description="Dtypes.")
-    graph: AnyName = Field(default=(), description="Names of graphs, from observe.graphs or observe.target.")
+    graph: AnyName = Field(
+        default=(),
+        description="Names of graphs: of observe.graphs, of observe.target, or `target.graph`.",
+    )
     torch: AnyVersions = Field(default=(), description="Version of torch, such as `>=2.14`.")
     transformers: AnyVersions = Field(default=(), description="Version of transformers.")
     onnx: AnyVersions = Field(default=(), description="Version of onnx.")
@@ -482,10 +527,8 @@ class ModelSpec(_Section):
 
     @property
     def graph_names(self) -> tuple[str | None, ...]:
-        """One entry per program: the names of observe.target or of observe.graphs, or only None."""
-        if isinstance(self.observe.target, dict):
-            return tuple(self.observe.target)
-        return tuple(self.observe.graphs) if isinstance(self.observe.graphs, dict) else (None,)
+        """One entry per program: groups, targets, `target.group`, or only None."""
+        return tuple(name for target in self.observe.targets.values() for name in target.graph_names)
 
     def location(self, *where: Any) -> tuple[int, int]:
         """Line and column of a node, from 1: ``spec.location("expect", 0, "when")``.

@@ -34,6 +34,7 @@ _SETS: tuple[NodePath, ...] = (
     ("marks",),
     ("observe", "dims"),
     ("observe", "batch_dims"),
+    ("observe", "ignore_calls"),
     ("matrix", "exporters"),
     ("matrix", "patch_modes"),
     ("matrix", "devices"),
@@ -56,7 +57,7 @@ def check_rules(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], rep
     if isinstance(data.get("model"), dict):
         _check_model(data["model"], report)
     observe = _mapping(data.get("observe"))
-    _check_graphs(observe, report)
+    _check_graphs(observe, ("observe",), _call_limit(observe), report)
     _check_targets(observe, report)
     for where in _SETS:
         _check_duplicates(_get(data, where), where, report)
@@ -65,9 +66,7 @@ def check_rules(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], rep
     for symbol, sizes in _mapping(resize).items():
         _check_duplicates(sizes, ("resize", symbol), report)
     _check_known(data, known, report)
-    graphs = observe.get("graphs", "one")
-    if isinstance(observe.get("target"), dict):
-        graphs = observe["target"]
+    graphs = _graph_names(observe)
     for index, when in _whens(data):
         _check_graph_condition(when.get("graph"), graphs, ("expect", index, "when", "graph"), report)
 
@@ -130,66 +129,102 @@ def _check_compare(compare: dict[Any, Any], report: Report) -> None:
             report.value((*where, "axis"), f"must be at least 1, got {axis}")
 
 
-def _check_graphs(observe: dict[Any, Any], report: Report) -> None:
-    graphs, example = observe.get("graphs", "one"), observe.get("example")
-    limit, why = _call_limit(observe)
+def _check_graphs(
+    section: dict[Any, Any], where: NodePath, limit: tuple[int | None, str], report: Report
+) -> None:
+    """The groups of one target; `section` is ``observe``, or the target's mapping."""
+    graphs, example = section.get("graphs", "one"), section.get("example")
+    most, why = limit
     owner: dict[int, str] = {}
     for name, indices in _mapping(graphs).items():
         for position, index in enumerate(indices if isinstance(indices, list) else []):
-            where: NodePath = ("observe", "graphs", name, position)
+            here: NodePath = (*where, "graphs", name, position)
             if not _is_index(index):
                 continue
             if index in owner:
                 twice = "twice in" if owner[index] == name else f"in both {owner[index]!r} and"
-                report.value(where, f"call {index} is {twice} {name!r}: a call belongs to one graph")
-            elif limit is not None and index >= limit:
-                report.value(where, f"there is no call {index}: {why}")
+                report.value(here, f"call {index} is {twice} {name!r}: a call belongs to one graph")
+            elif most is not None and index >= most:
+                report.value(here, f"there is no call {index}: {why}")
             owner.setdefault(index, name)
-    ignored = observe.get("ignore_calls")
-    for position, index in enumerate(ignored if isinstance(ignored, list) else []):
+    ignored = section.get("ignore_calls")
+    ignored = ignored if isinstance(ignored, list) else []
+    for position, index in enumerate(ignored):
         if _is_index(index) and index in owner:
-            where = ("observe", "ignore_calls", position)
-            report.value(where, f"call {index} is in graph {owner[index]!r}: it cannot be ignored as well")
+            here = (*where, "ignore_calls", position)
+            report.value(here, f"call {index} is in graph {owner[index]!r}: it cannot be ignored as well")
+    here = (*where, "example")
     if isinstance(graphs, dict):
         for name, index in _mapping(example).items():
-            where = ("observe", "example", name)
             if name not in graphs:
-                report.key(where, f"unknown graph {name!r}{choices(name, graphs)}")
+                report.key((*here, name), f"unknown graph {name!r}{choices(name, graphs)}")
             elif _is_index(index) and isinstance(graphs[name], list) and index not in graphs[name]:
-                report.value(where, f"call {index} is not in graph {name!r} ({graphs[name]})")
+                report.value((*here, name), f"call {index} is not in graph {name!r} ({graphs[name]})")
         if _is_index(example):
-            report.value(("observe", "example"), "with several graphs, example is a mapping: {graph: index}")
+            report.value(here, "with several graphs, example is a mapping: {graph: index}")
     elif isinstance(example, dict):
-        report.value(("observe", "example"), "with one graph, example is the index of a call")
-    elif _is_index(example) and limit is not None and example >= limit:
-        report.value(("observe", "example"), f"there is no call {example}: {why}")
+        report.value(here, "with one graph, example is the index of a call")
+    elif _is_index(example) and example in ignored:
+        report.value(here, f"call {example} is ignored (ignore_calls): it cannot be the example")
+    elif _is_index(example) and most is not None and example >= most:
+        report.value(here, f"there is no call {example}: {why}")
+
+
+#: Keys of `observe` that are about one target.
+_OF_ONE_TARGET = ("graphs", "value_if_missing", "ignore_calls", "example")
 
 
 def _check_targets(observe: dict[Any, Any], report: Report) -> None:
     targets = observe.get("target")
     if not isinstance(targets, dict):
         return
+    if "path" in targets and set(targets).intersection((*_OF_ONE_TARGET, "batch_dims", "store_n_calls")):
+        report.key(
+            ("observe", "target", "path"),
+            "a mapping gives names to several targets: for one, write its path alone (target: path), and its "
+            "rules beside it in 'observe'",
+        )
     owner: dict[tuple[str, str], str] = {}
-    for name, path in targets.items():
+    for name, target in targets.items():
+        here: NodePath = ("observe", "target", name)
+        path = target
+        if isinstance(target, dict):
+            path, here = target.get("path"), (*here, "path")
+            for at in ("ignore_calls", "batch_dims"):
+                _check_duplicates(target.get(at), ("observe", "target", name, at), report)
+            limit = _call_limit({**observe, "store_n_calls": _own_limit(observe, target)})
+            _check_graphs(target, ("observe", "target", name), limit, report)
         if not isinstance(path, str):
             continue
         where = split_target(path)
         if where in owner:
-            report.value(("observe", "target", name), f"{path!r} is the target {owner[where]!r} already")
+            report.value(here, f"{path!r} is the target {owner[where]!r} already")
         owner.setdefault(where, name)
-    if isinstance(observe.get("graphs"), dict):
-        report.key(
-            ("observe", "graphs"),
-            "with several targets, graphs is 'one': a target whose calls need groups needs a spec of its own "
-            "(target: its path)",
-        )
-    for key in ("value_if_missing", "ignore_calls", "example"):
+    name = next(iter(targets), "name")
+    for key in _OF_ONE_TARGET:
         if key in observe:
             report.key(
                 ("observe", key),
-                f"{key!r} is about one target, and here are several: give the target that needs it a spec of "
-                "its own (target: its path)",
+                f"{key!r} is about one target, and here are several: write it at the target it is about "
+                f"(target: {{{name}: {{path: ..., {key}: ...}}}})",
             )
+
+
+def _own_limit(observe: dict[Any, Any], target: dict[Any, Any]) -> object:
+    own = target.get("store_n_calls")
+    return observe.get("store_n_calls", 20) if own is None else own
+
+
+def _graph_names(observe: dict[Any, Any]) -> list[str]:
+    """What `when: {graph: ...}` may name: graphs, and targets for all graphs of theirs."""
+    targets = observe.get("target")
+    if not isinstance(targets, dict):
+        return [str(name) for name in _mapping(observe.get("graphs"))]
+    names = []
+    for name, target in targets.items():
+        groups = _mapping(_mapping(target).get("graphs"))
+        names += [str(name), *(f"{name}.{group}" for group in groups)]
+    return names
 
 
 def _is_index(value: object) -> TypeGuard[int]:
@@ -251,13 +286,13 @@ def _check_known(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], re
             report.value(where, message)
 
 
-def _check_graph_condition(value: object, graphs: object, where: NodePath, report: Report) -> None:
+def _check_graph_condition(value: object, graphs: Sequence[str], where: NodePath, report: Report) -> None:
     names = value if isinstance(value, list) else [value]
     for index, name in enumerate(names):
         here = (*where, index) if isinstance(value, list) else where
         if not isinstance(name, str):
             continue
-        if graphs == "one":
+        if not graphs:
             report.value(here, "observe.graphs and observe.target name no graphs, so no case has one")
-        elif isinstance(graphs, dict) and name not in graphs:
+        elif name not in graphs:
             report.value(here, f"unknown graph {name!r}{choices(name, graphs)}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from .model import When
 from .names import choices, suggest
@@ -46,7 +47,7 @@ def report_errors(error: ValidationError, top: type[BaseModel], report: Report) 
             continue
         annotation = _annotation(top, where)
         if kind == "extra_forbidden":
-            fields = _annotation(top, where[:-1]).model_fields
+            fields = _fields(_annotation(top, where[:-1]))
             report.key(where, f"unknown key {where[-1]!r}{suggest(where[-1], fields) or _known(fields)}")
         elif kind == "missing":
             report.value(where[:-1], f"missing key {where[-1]!r}")
@@ -125,8 +126,21 @@ def _annotation(top: Any, where: NodePath) -> Any:
     return _bare(current)
 
 
+def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _fields(annotation: Any) -> Mapping[str, FieldInfo]:
+    """Fields of a model, or of the one that a union has."""
+    return next(
+        branch.model_fields
+        for branch in (annotation, *map(_bare, typing.get_args(annotation)))
+        if _is_model(branch)
+    )
+
+
 def _step(current: Any, part: object) -> Any:
-    if isinstance(current, type) and issubclass(current, BaseModel):
+    if _is_model(current):
         field = current.model_fields.get(str(part))
         return field.annotation if field is not None else Any
     origin, args = typing.get_origin(current), typing.get_args(current)
@@ -137,7 +151,7 @@ def _step(current: Any, part: object) -> Any:
     if origin in (typing.Union, types.UnionType):
         wanted = tuple if isinstance(part, int) else dict
         for branch in map(_bare, args):
-            if typing.get_origin(branch) is wanted:
+            if typing.get_origin(branch) is wanted or (wanted is dict and _is_model(branch)):
                 return _step(branch, part)
     return Any
 
@@ -159,7 +173,7 @@ def _expected(annotation: Any) -> str:
         if literals := _literals(item):
             return f"a list of {', '.join(map(str, literals))}"
         return f"a list of {_PLURAL[item]}" if item in _PLURAL else "a list of mappings"
-    if origin is dict or (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+    if origin is dict or _is_model(annotation):
         return "a mapping"
     if literals := _literals(annotation):
         return f"one of {', '.join(map(str, literals))}"

@@ -11,6 +11,8 @@ from pytest_exportcheck.observe import ObserverWarning
 from pytest_exportcheck.pipeline import SpecRun
 from pytest_exportcheck.spec import load_spec
 
+from .helpers import verdict
+
 MODELS = """
 import torch
 
@@ -111,3 +113,44 @@ def test_none_that_a_call_says_is_not_the_default(tmp_path):
         ObserveError, match=r"flag is a constant that differs .*True in call 0; None in call 1"
     ):
         SpecRun(load_spec(path, tmp_path)).observe("cpu", "float32")
+
+
+FLAGS = (
+    "  calls:\n"
+    '    - {forward: {x: "float32[2, 3]"}}\n'
+    '    - {forward: {x: "float32[4, 3]", k: 2}}\n'
+    '    - {forward: {x: "float32[5, 3]", k: 3}}\n'
+    '    - {forward: {x: "float32[6, 3]", k: 2}}\n'
+)
+
+
+def flagged(tmp_path, rules):
+    (tmp_path / "flag.py").write_text(
+        "import torch\n\n\nclass Flag(torch.nn.Module):\n"
+        "    def forward(self, x, k=1):\n        return x * k + (torch.rand(1) if k == 3 else 0)\n"
+    )
+    path = tmp_path / "one.yaml"
+    path.write_text(f'exportcheck: 1\nmodel: {{factory: "flag.py:Flag"}}\nobserve:\n{FLAGS}{rules}')
+    return SpecRun(load_spec(path, tmp_path))
+
+
+def test_a_broken_group_leaves_the_others(tmp_path):
+    run = flagged(tmp_path, "  graphs: {mixed: [0, 1, 3], odd: [2]}\n")
+    seen = run.observe("cpu", "float32")
+    assert not seen.graphs
+    assert "k is a constant that differs" in seen.failures["mixed"].message
+    assert "eager disagrees with itself on call 2 (odd)" in seen.failures["odd"].message
+    # What is proposed for one keeps the other.
+    line = seen.failures["mixed"].details[1].strip()
+    assert line == "observe: {graphs: {mixed: [0], mixed_2: [1, 3], odd: [2]}}"
+    run = flagged(tmp_path, f"  {line.removeprefix('observe: {')[:-1]}\n")
+    assert list(run.observe("cpu", "float32").graphs) == ["mixed", "mixed_2"]
+    assert verdict(run, "torch-export", graph="mixed_2")[:2] == ("pass", None)
+    stage, error, _ = verdict(run, "torch-export", graph="odd")
+    assert (stage, error.message) == ("observe", seen.failures["odd"].message)
+
+
+def test_a_call_that_nothing_serves_gets_no_proposal(tmp_path):
+    with pytest.raises(ObserveError, match="unknown dim 'q'") as failure:
+        observed(tmp_path, TWO + '  value_if_missing: {mask: "float32[q + r, 3] = 0"}\n')
+    assert not any("graphs" in line for line in failure.value.details)

@@ -6,8 +6,10 @@ import pytest
 
 from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.crashes import StageMarker, StageMarkers
-from pytest_exportcheck.plan import marker, marker_names
+from pytest_exportcheck.expectations import expectation_for, expectation_problems
+from pytest_exportcheck.plan import export_cases, marker, marker_names
 from pytest_exportcheck.registry import EXPORTERS, PATCH_MODES, Registry, brings_patches
+from pytest_exportcheck.spec import load_spec
 
 CASE = CaseId("s.yaml", "onnx-dynamo", "none", "cpu", "float32", "decode")
 
@@ -57,6 +59,30 @@ def test_stage_markers_are_replaced_read_and_cleared(tmp_path):
 def test_marker_names():
     assert marker_names(CASE) == ["exporter_onnx_dynamo", "patch_none", "device_cpu", "dtype_float32"]
     assert marker("exporter", "my.exporter/2") == "exporter_my_exporter_2"
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ("decoder", ["decoder.prefill", "decoder.decode"]),
+        ("decoder.prefill", ["decoder.prefill"]),
+        ("[tower, decoder.decode]", ["tower", "decoder.decode"]),
+    ],
+)
+def test_an_expectation_names_a_target_or_a_graph_of_it(tmp_path, graph, expected):
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "exportcheck: 1\nmodel: {factory: 'a:b'}\n"
+        "observe: {calls: [forward: {}], target: {tower: t, decoder: {path: d, graphs: {prefill: [0], "
+        "decode: [1]}}}}\n"
+        "matrix: {exporters: [torch-export]}\n"
+        f"expect: [{{when: {{graph: {graph}}}, fails: export, reason: r}}]\n"
+    )
+    spec = load_spec(path, tmp_path)
+    assert expectation_problems(spec) == []
+    cases = export_cases(spec)
+    assert [case.graph for case in cases] == ["tower", "decoder.prefill", "decoder.decode"]
+    assert [case.graph for case in cases if expectation_for(spec, case)] == expected
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, "100000"), ("2", "2")])

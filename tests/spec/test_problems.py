@@ -158,12 +158,42 @@ MISTAKES = [
     ("observe", "observe: {calls: [forward: {}], target: {A: a, b: c.0, c: c.0:forward}}",
      ["3:42: 'A' is not a graph name (lower-case letters, digits and _, starting with a letter)",
       "3:59: 'c.0:forward' is the target 'b' already"]),
-    ("observe", "observe: {calls: [forward: {}], target: {a: b, c: d}, graphs: {e: [0]}}",
-     ["3:55: with several targets, graphs is 'one': a target whose calls need groups needs a spec of its own "
-      "(target: its path)"]),
-    ("observe", "observe: {calls: [forward: {}], target: {a: b}, example: 0}",
-     ["3:49: 'example' is about one target, and here are several: give the target that needs it a spec of "
-      "its own (target: its path)"]),
+    *[("observe", f"observe: {{calls: [forward: {{}}], target: {{a: b, c: d}}, {key}: {value}}}",
+       [f"3:55: {key!r} is about one target, and here are several: write it at the target it is about "
+        f"(target: {{a: {{path: ..., {key}: ...}}}})"])
+      for key, value in (("graphs", "{e: [0]}"), ("example", 0), ("ignore_calls", "[1]"),
+                         ("value_if_missing", "{x: 'int64[2]'}"))],
+    ("observe", "observe: {calls: [forward: {}], target: {a: b, c: {path: d, batch_dims: [x], graphs: "
+                "{e: [0], f: [7, 8]}, example: {f: 8}, value_if_missing: {m: 'int64[p, 1] = 1'}, "
+                "ignore_calls: [9], store_n_calls: 30}}}", []),
+    ("observe", "observe: {calls: [forward: {}], target: {a: b, c: {paths: d}}}",
+     ["3:51: missing key 'path'", "3:52: unknown key 'paths' (did you mean 'path'?)"]),
+    ("observe", "observe: {calls: [forward: {}], target: {a: b, c: {path: 'd..e'}, f: 3}}",
+     ["3:58: 'd..e' names no submodule: a dotted path such as 'model.vision_tower', "
+      "'model.encoder:encode' for a method of it, ':encode' for a method of the model",
+      "3:70: expected the path of a submodule, or a mapping with the key 'path', got 3"]),
+    ("observe", "observe: {calls: [forward: {}], target: {a: b, c: {path: b}}}",
+     ["3:58: 'b' is the target 'a' already"]),
+    ("observe", "observe: {calls: [forward: {}], target: {a: {path: b, graphs: {p: [0, 0], q: [0, x]}}}}",
+     ["3:71: call 0 is twice in 'p': a call belongs to one graph",
+      "3:79: call 0 is in both 'p' and 'q': a call belongs to one graph",
+      "3:82: expected an integer, got 'x'"]),
+    ("observe", "observe: {calls: [forward: {}], target: {a: {path: b, graphs: {p: [0]}, example: 0, "
+                "ignore_calls: [0, 1, 1]}}}",
+     ["3:82: with several graphs, example is a mapping: {graph: index}",
+      "3:100: call 0 is in graph 'p': it cannot be ignored as well", "3:106: 1 is in the list twice"]),
+    ("observe", "observe: {calls: [forward: {}], target: {a: {path: b, store_n_calls: 2, graphs: {p: [5]}, "
+                "value_if_missing: {m: 3}, batch_dims: x}}}",
+     ["3:86: there is no call 5: store_n_calls is 2",
+      "3:113: expected a tensor such as 'int64[batch, seq] = 1', got 3",
+      "3:129: expected true, false or a list of argument names, got 'x'"]),
+    ("observe", "observe: {calls: [forward: {}], target: {a: {path: b, example: 1, ignore_calls: [1]}}}",
+     ["3:64: call 1 is ignored (ignore_calls): it cannot be the example"]),
+    ("observe", "observe: {calls: [forward: {}, forward: {}], ignore_calls: [1, 1], example: 1}",
+     ["3:64: 1 is in the list twice", "3:77: call 1 is ignored (ignore_calls): it cannot be the example"]),
+    ("observe", "observe: {calls: [forward: {}], target: {path: b, graphs: b.c}}",
+     ["3:42: a mapping gives names to several targets: for one, write its path alone (target: path), and its "
+      "rules beside it in 'observe'"]),
     ("observe", "observe: {calls: [forward: {}], target: a, graphs: {b: [7]}, ignore_calls: [8]}", []),
     ("observe", "observe: {calls: [forward: {}], methd: f}",
      ["3:33: unknown key 'methd' (did you mean 'method'?)"]),
@@ -173,6 +203,25 @@ MISTAKES = [
 @pytest.mark.parametrize(("section", "text", "messages"), MISTAKES, ids=[text for _, text, _ in MISTAKES])
 def test_mistake(problems_of, section, text, messages):
     assert problems_of(**{section: text}) == [f"a.yaml:{message}" for message in messages]
+
+
+SEVERAL = "observe: {calls: [forward: {}], target: {a: b, c: {path: d, graphs: {prefill: [0], decode: [1]}}}}"
+
+
+@pytest.mark.parametrize(
+    ("graph", "problems"),
+    [
+        ("a", []),
+        ("c.prefill", []),
+        ("[a, c]", []),
+        ("c.prefil", ["a.yaml:4:48: unknown graph 'c.prefil' (did you mean 'c.prefill'?)"]),
+        ("prefill", ["a.yaml:4:48: unknown graph 'prefill' (did you mean 'c.prefill'?)"]),
+        ("[a.decode]", ["a.yaml:4:49: unknown graph 'a.decode' (did you mean 'c.decode'?)"]),
+    ],
+)
+def test_a_condition_names_a_target_or_a_graph_of_it(problems_of, graph, problems):
+    expect = f"expect: [{{fails: run, reason: a, when: {{graph: {graph}}}}}]"
+    assert problems_of(observe=SEVERAL, extra=expect) == problems
 
 
 def test_missing_sections(problems_of):
