@@ -150,7 +150,13 @@ def observe(
         for name, module in modules.items():
             observed = spec.observe.targets[name]
             watching.enter_context(
-                observers[name](module, store_n_calls=observed.store_n_calls, method_name=observed.method)
+                observers[name](
+                    module,
+                    store_n_calls=observed.store_n_calls,
+                    method_name=observed.method,
+                    keep="informative",
+                    store=spec.observe.store,
+                )
             )
         previous: Any = None
         # Without a target there is nothing to see.
@@ -184,7 +190,7 @@ def _observe_target(
     recorded = _recorded(spec, observed, text, module, observer)
     signature = observer.info.signature
     assert signature is not None
-    observation.calls += recorded
+    observation.calls += recorded.calls
     target = Target(text, module, observed.method, signature)
     # What calls give names to are arguments of the whole model.
     called = module is model and observed.method == spec.observe.method
@@ -198,8 +204,8 @@ def _observe_target(
         splits[group] = [CallGroup(group or "", tuple(indices), "")]
         try:
             with _about(observed.name, target), _stage_observe("the recorded calls cannot be read"):
-                calls = _calls_of(observed, group, indices, recorded)
-                graph = _graph(spec, observed, group, target, calls, stand_ins, called)
+                mine = _calls_of(observed, group, indices, recorded)
+                graph = _graph(spec, observed, group, target, mine, stand_ins, called)
             observation.graphs[name] = graph
         except ObserveError as error:
             broken[group] = ObserveError(error.message, details=error.details, facts=error.facts)
@@ -209,9 +215,39 @@ def _observe_target(
         observation.fail(observed.graph_name(group), failure)
 
 
+@dataclass(frozen=True)
+class _Recorded:
+    """Calls of one target, or of a group of it; their index is their position among all calls made.
+
+    Attributes
+    ----------
+    calls:
+        Those whose values were kept.
+    shapes:
+        Those beyond the limit that showed something new: their shapes count, and they are not run.
+    made:
+        How many calls were made.
+    """
+
+    calls: list[RecordedCall]
+    shapes: list[RecordedCall]
+    made: int
+
+    @property
+    def all(self) -> list[RecordedCall]:
+        """Both, in order."""
+        return sorted([*self.calls, *self.shapes], key=lambda call: call.index)
+
+    @property
+    def text(self) -> str:
+        """``4 calls were recorded (0 to 3)``."""
+        what = "recorded" if self.made == len(self.calls) else "made"
+        return f"{self.made} calls were {what} (0 to {self.made - 1})"
+
+
 def _recorded(
     spec: ModelSpec, observed: ObservedTarget, text: str, module: torch.nn.Module, observer: InputObserver
-) -> list[RecordedCall]:
+) -> _Recorded:
     """The calls that an observer of a target holds."""
     info = observer.info
     if info.lost:
@@ -222,16 +258,18 @@ def _recorded(
         place = "" if spec.observe.target is None else f"{spec.place(*observed.named)}: "
         raise ObserveError(f"{place}no call of {text} was recorded: the calls of the spec do not reach it")
     assert info.signature is not None
-    limit = observed.store_n_calls
-    if info.seen > len(info.calls) == limit:
+    if info.seen > len(info.calls) == observed.store_n_calls:
         what = "" if spec.observe.target is None else f" of {text}"
         warnings.warn(
-            f"{spec.relative}: {info.seen} calls{what} were made and the first {limit} are checked "
+            f"{spec.relative}: {info.seen} calls{what} were made: the shapes of all count, the values of "
+            f"{len(info.calls)} are checked, {_listed([call.number for call in info.calls])} "
             "(observe.store_n_calls)",
             ObserverWarning,
             stacklevel=3,
         )
-    return _with_config_defaults(info.calls, module, info.signature)
+    made = [call.edited(index=call.number) for call in [*info.calls, *info.shape_calls]]
+    made = _with_config_defaults(made, module, info.signature)
+    return _Recorded(made[: len(info.calls)], made[len(info.calls) :], info.seen)
 
 
 class _WrongStandIn(ObserveError):
@@ -249,7 +287,7 @@ def _graph(
     observed: ObservedTarget,
     group: str | None,
     target: Target,
-    calls: list[RecordedCall],
+    recorded: _Recorded,
     stand_ins: Callable[[str, Mapping[str, int] | None], Any],
     called: bool,
 ) -> GraphObservation:
@@ -267,17 +305,23 @@ def _graph(
         )
 
     try:
-        shapes = serves(calls)
+        shapes = serves(recorded.all)
     except _WrongStandIn:
         raise
     except ObserveError as error:
         unserved = _Unserved(error.message, details=error.details, facts=error.facts)
-        unserved.groups = propose_groups(calls, signature.defaults, serves, observed.value_if_missing)
+        unserved.groups = propose_groups(recorded.all, signature.defaults, serves, observed.value_if_missing)
         raise unserved from error
     name = observed.graph_name(group)
     for warning in shapes.warnings:
         where = f"{spec.relative}" + (f" ({name})" if name else "")
         warnings.warn(f"{where}: {warning}", ObserverWarning, stacklevel=3)
+    calls = recorded.calls
+    if not calls:
+        raise ObserveError(
+            f"the values of no call of this graph were kept ({recorded.text}): raise observe.store_n_calls, "
+            f"which is {observed.store_n_calls}"
+        )
     example = choose_example(calls, shapes, target.accepts, _preferred(spec, observed, group, calls))
     return GraphObservation(name, target, calls, shapes, example)
 
@@ -334,24 +378,23 @@ def _listed(indices: Sequence[int]) -> str:
     return ", ".join(map(str, indices))
 
 
-def _groups(observed: ObservedTarget, calls: Sequence[RecordedCall]) -> dict[str | None, list[int]]:
+def _groups(observed: ObservedTarget, recorded: _Recorded) -> dict[str | None, list[int]]:
     """Group -> indices of its calls."""
     ignored = set(observed.ignore_calls)
-    where = _rules_text(observed)
-    last = f"{len(calls)} calls were recorded (0 to {len(calls) - 1})"
-    wrong = sorted(index for index in ignored if index >= len(calls))
+    where, last = _rules_text(observed), recorded.text
+    wrong = sorted(index for index in ignored if index >= recorded.made)
     if wrong:
         raise ObserveError(f"{where}.ignore_calls names call {wrong[0]}, but {last}")
     if isinstance(observed.graphs, str):
-        kept = [call.index for call in calls if call.index not in ignored]
+        kept = [call.index for call in recorded.all if call.index not in ignored]
         if not kept:
             raise ObserveError(f"{where}.ignore_calls leaves no call: {last}")
         return {None: kept}
     grouped = {index for indices in observed.graphs.values() for index in indices}
-    left = [call.index for call in calls if call.index not in grouped | ignored]
+    left = [call.index for call in recorded.all if call.index not in grouped | ignored]
     if left:
         for name, indices in observed.graphs.items():
-            _calls_of(observed, name, indices, calls)
+            _calls_of(observed, name, indices, recorded)
         # A call that no program serves is a call that nobody checks.
         raise ObserveError(
             f"{last}, and no graph of {where}.graphs has "
@@ -367,16 +410,19 @@ def _rules_text(observed: ObservedTarget) -> str:
 
 
 def _calls_of(
-    observed: ObservedTarget, group: str | None, indices: Sequence[int], calls: Sequence[RecordedCall]
-) -> list[RecordedCall]:
+    observed: ObservedTarget, group: str | None, indices: Sequence[int], recorded: _Recorded
+) -> _Recorded:
     """The calls of a group. Raises `ObserveError` for one that was not made."""
-    wrong = [index for index in indices if index >= len(calls)]
+    wrong = [index for index in indices if index >= recorded.made]
     if wrong:
         raise ObserveError(
-            f"{_rules_text(observed)}.graphs.{group} names call {wrong[0]}, but {len(calls)} calls were "
-            f"recorded (0 to {len(calls) - 1})"
+            f"{_rules_text(observed)}.graphs.{group} names call {wrong[0]}, but {recorded.text}"
         )
-    return [calls[index] for index in indices]
+    return _Recorded(
+        [call for call in recorded.calls if call.index in indices],
+        [call for call in recorded.shapes if call.index in indices],
+        recorded.made,
+    )
 
 
 def _preferred(
@@ -406,18 +452,19 @@ def _with_config_defaults(
     flags = {}
     for flag in ("use_cache", "return_dict", "output_attentions", "output_hidden_states"):
         value = getattr(config, flag, None)
-        if isinstance(value, bool) and any(call.arguments.get(flag) is not None for call in calls):
+        if isinstance(value, bool) and any(c.shapes().arguments.get(flag) is not None for c in calls):
             flags[flag] = value
     recorded = []
     for call in calls:
-        arguments = dict(call.arguments)
-        for flag, value in flags.items():
-            if arguments.get(flag) is None:
-                if flag in signature.names:
-                    arguments[flag] = value
-            elif arguments[flag] == value and flag not in signature.names:
-                del arguments[flag]
-        recorded.append(RecordedCall(call.index, arguments, call.outputs, call.duration))
+        arguments = call.shapes().arguments
+        unset = {flag: value for flag, value in flags.items() if arguments.get(flag) is None}
+        caught = [flag for flag in flags if flag not in signature.names and flag not in unset]
+        recorded.append(
+            call.edited(
+                [flag for flag in caught if arguments[flag] == flags[flag]],
+                {flag: value for flag, value in unset.items() if flag in signature.names},
+            )
+        )
     return recorded
 
 

@@ -348,7 +348,13 @@ class Observe(_Section):
     value_if_missing: StandIns = _VALUE_IF_MISSING
     store_n_calls: Annotated[int, Field(ge=1)] = Field(
         default=20,
-        description="How many calls are recorded at most.",
+        description="Of how many calls the values are kept, and checked: those that show most. The shapes of "
+        "all calls count.",
+    )
+    store: Literal["device", "cpu", "disk"] = Field(
+        default="device",
+        description="Where the values are kept: on the device of the case, in host memory, or in "
+        "memory-mapped files.",
     )
     graphs: Graphs = _GRAPHS
     ignore_calls: Indices = _IGNORE_CALLS

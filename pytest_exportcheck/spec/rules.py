@@ -192,8 +192,7 @@ def _check_targets(observe: dict[Any, Any], report: Report) -> None:
             path, here = target.get("path"), (*here, "path")
             for at in ("ignore_calls", "batch_dims"):
                 _check_duplicates(target.get(at), ("observe", "target", name, at), report)
-            limit = _call_limit({**observe, "store_n_calls": _own_limit(observe, target)})
-            _check_graphs(target, ("observe", "target", name), limit, report)
+            _check_graphs(target, ("observe", "target", name), _call_limit(observe), report)
         if not isinstance(path, str):
             continue
         where = split_target(path)
@@ -208,11 +207,6 @@ def _check_targets(observe: dict[Any, Any], report: Report) -> None:
                 f"{key!r} is about one target, and here are several: write it at the target it is about "
                 f"(target: {{{name}: {{path: ..., {key}: ...}}}})",
             )
-
-
-def _own_limit(observe: dict[Any, Any], target: dict[Any, Any]) -> object:
-    own = target.get("store_n_calls")
-    return observe.get("store_n_calls", 20) if own is None else own
 
 
 def _graph_names(observe: dict[Any, Any]) -> list[str]:
@@ -232,18 +226,13 @@ def _is_index(value: object) -> TypeGuard[int]:
 
 
 def _call_limit(observe: dict[Any, Any]) -> tuple[int | None, str]:
-    """How many calls can be observed at most, and why; None if only running the model can tell."""
-    stored = observe.get("store_n_calls", 20)
-    stored = stored if _is_index(stored) else None
-    why = f"store_n_calls is {stored}"
+    """How many calls are made at most, and why; None if only running the model can tell."""
     calls = observe.get("calls")
     if not isinstance(calls, list) or "target" in observe:
         # A submodule may be called several times in one call of the model, or not at all.
-        return stored, why
+        return None, ""
     if any(set(_mapping(call)).intersection(CALL_KINDS) != {"forward"} for call in calls):
-        return stored, why
-    if stored is not None and stored < len(calls):
-        return stored, why
+        return None, ""
     return len(calls), f"{len(calls)} calls are made, counted from 0"
 
 

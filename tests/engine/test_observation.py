@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
 
 from pytest_exportcheck.errors import ObserveError
 from pytest_exportcheck.observe import ObserverWarning
 from pytest_exportcheck.pipeline import SpecRun
 from pytest_exportcheck.spec import load_spec
 
-from .helpers import verdict
+from .helpers import rows, verdict
 
 MODELS = """
 import torch
@@ -60,8 +61,41 @@ def test_ignored_calls_are_left_out(tmp_path):
 
 
 def test_calls_beyond_the_limit_are_said(tmp_path):
-    with pytest.warns(ObserverWarning, match=r"one.yaml: 4 calls were made and the first 2 are checked"):
+    said = r"one.yaml: 4 calls were made: the shapes of all count, the values of 2 are checked, 0, 1 \("
+    with pytest.warns(ObserverWarning, match=said):
         observed(tmp_path, GENERATES + "  store_n_calls: 2\n", "Loop")
+
+
+def test_calls_beyond_the_limit_count_by_their_shapes_and_stay_where_they_show_most(tmp_path):
+    def calls(*shapes, more=""):
+        made = "".join(f'    - {{forward: {{x: "float32{list(shape)}"}}}}\n' for shape in shapes)
+        return f"  calls:\n{made}  store_n_calls: 2\n{more}"
+
+    seen = observed(tmp_path, calls((2, 3), (2, 3), (2, 3), (4, 3)))
+    assert [call.index for call in seen.graphs[None].calls] == [0, 3]
+    assert rows(seen.graphs[None].shapes) == {"x": "float32[x_dim_0, 3]"}
+    groups = "  graphs: {a: [0, 1, 2], b: [3]}\n"
+    seen = observed(tmp_path, calls((2, 3), (2, 3), (2, 3), (4, 3), more=groups))
+    assert [[call.index for call in graph.calls] for graph in seen.graphs.values()] == [[0], [3]]
+    seen = observed(tmp_path, calls((2, 3), (4, 3), (2, 3, 1), more="  graphs: {a: [0, 1], b: [2]}\n"))
+    assert list(seen.graphs) == ["a"]
+    assert "the values of no call of this graph were kept (3 calls were made (0 to 2)): raise" in str(
+        seen.failures["b"]
+    )
+    with pytest.raises(ObserveError, match=r"no graph of observe.graphs has call 2"):
+        observed(tmp_path, calls((2, 3), (4, 3), (2, 3, 1), more="  graphs: {a: [0, 1]}\n"))
+    with pytest.raises(ObserveError, match=r"argument x changes its rank: 2 in calls 0, 1; 3 in call 2"):
+        observed(tmp_path, calls((2, 3), (4, 3), (2, 3, 1)))
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_values_that_are_kept_elsewhere_are_checked_all_the_same(tmp_path, place):
+    seen = observed(tmp_path, GENERATES + f"  store: {place}\n", "Loop").graphs[None]
+    plain = observed(tmp_path, GENERATES, "Loop").graphs[None]
+    assert rows(seen.shapes) == rows(plain.shapes)
+    for one, other in zip(seen.calls, plain.calls, strict=True):
+        assert one.leaves().keys() == other.leaves().keys()
+        assert all(torch.equal(value, other.leaves()[path]) for path, value in one.leaves().items())
 
 
 def test_a_single_call_is_said(tmp_path):

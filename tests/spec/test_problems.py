@@ -138,8 +138,6 @@ MISTAKES = [
      ["3:62: call 0 is twice in 'a': a call belongs to one graph",
       "3:70: call 0 is in both 'a' and 'b': a call belongs to one graph",
       "3:73: there is no call 2: 2 calls are made, counted from 0"]),
-    ("observe", "observe: {calls: [generate: {}], store_n_calls: 2, graphs: {a: [0], b: [7]}}",
-     ["3:73: there is no call 7: store_n_calls is 2"]),
     ("observe", "observe: {calls: [forward: {}], example: 1}",
      ["3:42: there is no call 1: 1 calls are made, counted from 0"]),
     ("observe", "observe: {calls: [forward: {}], example: {a: 0}}",
@@ -184,8 +182,7 @@ MISTAKES = [
       "3:100: call 0 is in graph 'p': it cannot be ignored as well", "3:106: 1 is in the list twice"]),
     ("observe", "observe: {calls: [forward: {}], target: {a: {path: b, store_n_calls: 2, graphs: {p: [5]}, "
                 "value_if_missing: {m: 3}, batch_dims: x}}}",
-     ["3:86: there is no call 5: store_n_calls is 2",
-      "3:113: expected a tensor such as 'int64[batch, seq] = 1', got 3",
+     ["3:113: expected a tensor such as 'int64[batch, seq] = 1', got 3",
       "3:129: expected true, false or a list of argument names, got 'x'"]),
     ("observe", "observe: {calls: [forward: {}], target: {a: {path: b, example: 1, ignore_calls: [1]}}}",
      ["3:64: call 1 is ignored (ignore_calls): it cannot be the example"]),
