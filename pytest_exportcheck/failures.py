@@ -65,7 +65,8 @@ def update_line(config: pytest.Config, nodeid: str) -> str:
 
 def reproduce_line(config: pytest.Config, nodeid: str) -> str:
     """The command that runs this one test again."""
-    flag = "--exportcheck " if config.getoption("exportcheck") else ""
+    flags = (("exportcheck", "--exportcheck "), ("exportcheck_isolate", "--isolate "))
+    flag = "".join(shown for option, shown in flags if config.getoption(option))
     return f'reproduce:  pytest {flag}"{_from_here(config, nodeid)}"'
 
 

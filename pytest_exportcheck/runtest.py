@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .collection import SpecFile
-from .errors import ExportCheckError, ShapesError, error_class
+from .errors import (
+    CrashError,
+    ExportCheckError,
+    HistoryError,
+    ShapesError,
+    StageTimeoutError,
+    error_class,
+)
 from .expectations import Expectation, expectation_for
 from .failures import error_lines, representation, reproduce_line, update_line
 from .plugin import session_of
@@ -58,6 +65,9 @@ class CaseRunner:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def pytest_collection_finish(self) -> None:
+        self._session.note_environment()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -114,7 +124,7 @@ class CaseRunner:
         _rewrite(item, report, running, error, verdict)
         record = case_record(running, verdict, _message(report, error), error)
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
-        if verdict.split()[0] in ("fail", "xpass", "timeout"):
+        if verdict.split()[0] in ("fail", "xpass", "crash", "timeout"):
             keep_artifacts(self._session.options.artifacts, report, running)
         return report
 
@@ -141,6 +151,10 @@ def _verdict(report: pytest.TestReport, running: RunningCase, error: BaseExcepti
         return "pass"
     if error is None:
         return "xpass"
+    if isinstance(error, CrashError):
+        return f"crash {running.stage}"
+    if isinstance(error, StageTimeoutError):
+        return f"timeout {running.stage}"
     if isinstance(error, pytest.fail.Exception) and str(error).startswith("Timeout"):
         return f"timeout {running.stage}"  # pytest-timeout, signal method.
     return f"fail {running.stage}"
@@ -154,6 +168,18 @@ def _message(report: pytest.TestReport, error: BaseException | None) -> str | No
     if error is not None:
         return f"{type(error).__name__}: {error}" if not report.skipped else str(error)
     return str(getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longrepr))
+
+
+def _unexpected(error: ExportCheckError, expected: Expectation, spec_path: str) -> str:
+    """Why the expectation of the spec does not cover `error`."""
+    where = f"line {expected.line} of {spec_path}"
+    if isinstance(error, CrashError | StageTimeoutError):
+        return (
+            f"{where} expects a failure at {expected.stage}: a crash or a hang is never an expected failure"
+        )
+    if isinstance(error, HistoryError):
+        return f"{where} expects a failure at {expected.stage}: one that depends on history is not expected"
+    return f"moved from {expected.stage} to {error.stage}: change {where}"
 
 
 def _rewrite(
@@ -185,9 +211,7 @@ def _rewrite(
         return
     lines = error_lines(error)
     if expected is not None and report.failed and not item.config.getoption("runxfail"):
-        lines.append(
-            f"moved from {expected.stage} to {error.stage}: change line {expected.line} of {spec_path}"
-        )
+        lines.append(_unexpected(error, expected, spec_path))
     if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
         lines.append(update_line(item.config, report.nodeid))
     lines.append(reproduce_line(item.config, report.nodeid))
