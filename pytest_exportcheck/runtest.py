@@ -33,6 +33,9 @@ __all__ = ["CaseRunner", "check_device", "check_requirements"]
 _RUNNING: pytest.StashKey[RunningCase] = pytest.StashKey()
 _EXPECTED: pytest.StashKey[Expectation] = pytest.StashKey()
 
+#: With more tests before a failure that depends on them, the command to reproduce it names their files.
+_MANY_TESTS = 10
+
 
 def check_requirements(spec: ModelSpec) -> None:
     """Skip the test, visibly, if a distribution that the spec requires is not installed."""
@@ -214,7 +217,10 @@ def _rewrite(
         lines.append(_unexpected(error, expected, spec_path))
     if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
         lines.append(update_line(item.config, report.nodeid))
-    lines.append(reproduce_line(item.config, report.nodeid))
+    before = running.record["history"]["before"] if isinstance(error, HistoryError) else []
+    if len(before) > _MANY_TESTS:
+        before = list(dict.fromkeys(nodeid.split("::")[0] for nodeid in before))
+    lines.append(reproduce_line(item.config, report.nodeid, before))
     traceback = report.longrepr if item.config.getoption("verbose", 0) >= 2 else None
     kind = type(error).__name__
     report.longrepr = representation(running.file, running.line, kind, lines, traceback, one_line)

@@ -197,7 +197,11 @@ class FreshProcesses:
             failure = Failure.from_plain(shown) if shown is not None else None
             return Outcome(failure, result["record"], stdout, stderr)
         if timed_out:
-            kind, error, message_ = "timeout", "StageTimeoutError", f"had not ended after {limit:g} s"
+            kind, error, message_ = (
+                "timeout",
+                "StageTimeoutError",
+                f"had not ended after {limit:g} s and was killed",
+            )
         else:
             kind, error, message_ = "crash", "CrashError", describe_exit(status)
         details = tuple(_last_lines(stderr))
@@ -322,6 +326,8 @@ def _setup_of(config: pytest.Config) -> dict[str, Any]:
     # The process shows nothing, and what is printed in it goes to files.
     options["plugins"] = [*options.get("plugins", []), "no:terminal"]
     options["capture"] = "no"
+    # Nothing here shows assertions; and it warns of modules that are imported already.
+    options["assertmode"] = "plain"
     return {
         "directory": str(config.invocation_params.dir),
         "options": options,
