@@ -85,6 +85,8 @@ def _judge_isolated(session: Session, running: RunningCase, work: Work) -> None:
     outcome = session.fresh.run(work, running.enter, session.options.stage_limit)
     running.record.update(outcome.record)
     running.record["isolated"] = True
+    if session.fresh.why_no_fork is not None:
+        running.record["why_no_fork"] = session.fresh.why_no_fork
     # For pytest's capture.
     sys.stdout.write(outcome.stdout)
     sys.stderr.write(outcome.stderr)

@@ -93,6 +93,7 @@ class FreshProcesses:
         self._server: _Server | None = None
         self._folder: Path | None = None
         self._number = 0
+        self._broken: SetUpError | None = None
         self.started = 0
         self.why_no_fork: str | None = None
 
@@ -140,12 +141,16 @@ class FreshProcesses:
 
     def _start(self, fork: bool) -> _Server:
         assert self._folder is not None
+        if self._broken is not None:
+            raise self._broken
         self.started += 1
         server = _Server(self._environment, self._path, self._folder / f"server-{self.started}")
         try:
             server.set_up({**self._setup, "fork": fork})
-        except BaseException:
+        except BaseException as error:
             server.end()
+            if isinstance(error, SetUpError):
+                self._broken = error  # The next one would fail like it.
             raise
         return server
 
@@ -213,10 +218,7 @@ class _Server:
 
     def __init__(self, environment: Mapping[str, str], path: list[str], log: Path) -> None:
         self._log = log
-        code = (
-            f"import sys; sys.path[:] = {path!r}; from pytest_exportcheck.fresh.server import main; "
-            f"main({os.getpid()})"
-        )
+        code = f"import sys; sys.path[:] = {path!r}; from pytest_exportcheck.fresh.server import main; main()"
         with open(log, "wb") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],

@@ -44,10 +44,10 @@ _LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG = 1
 
 
-def main(parent: int) -> NoReturn:
-    """Serve the process `parent` until it closes the channel."""
+def main() -> NoReturn:
+    """Serve the parent process until it closes the channel."""
     source, sink = _take_channel()
-    _die_with(parent, signal.SIGTERM)
+    _die_with_parent(signal.SIGTERM)
     lines = lines_of(source)
     setup = _next(lines)
     try:
@@ -90,14 +90,11 @@ def _send(sink: int, message: Mapping[str, Any]) -> None:
         os._exit(LOST_CLIENT)
 
 
-def _die_with(parent: int, number: int) -> None:
-    """Have Linux send us a signal when `parent` dies, by SIGKILL for instance."""
-    if not _LINUX:
-        return
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)  # It died before that.
+def _die_with_parent(number: int) -> None:
+    """Have Linux send us a signal when the parent dies, by SIGKILL for instance."""
+    if _LINUX:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def _native_threads() -> int:
@@ -172,8 +169,9 @@ def _fork_for_each(lines: Iterator[bytes], source: int, sink: int, restore: Call
         if child == 0:
             os.setsid()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if _LINUX:
-                _die_with(me, signal.SIGKILL)
+            _die_with_parent(signal.SIGKILL)
+            if os.getppid() != me:
+                os._exit(0)  # It died before that.
             os.close(source)
             _serve(request, sink, restore)
         children.append(child)

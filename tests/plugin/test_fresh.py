@@ -373,7 +373,24 @@ def test_threads_of_a_conftest_rule_out_a_fork(project):
         "crash export",
     ]
     assert loaded(project) == 1 + 4
+    assert project.report()[1]["why_no_fork"].startswith("threads run after the conftest files were read")
     assert all(gone(pid) for pid in hanging(project))
+
+
+def test_a_case_on_a_gpu_gets_an_interpreter_of_its_own(project):
+    project.fake(
+        COUNTED
+        + """
+sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(
+    is_available=lambda: True, device_count=lambda: 1, set_device=id, get_device_name=str
+))
+"""
+    )
+    exporters = ("torch-export", "onnx-dynamo")
+    project.spec("a", exporters=exporters, matrix=", devices: [cpu, cuda]")
+    project.run("--isolate", "-k", "export").assert_outcomes(passed=4)
+    # One that forks for the CPU, and one for each case on the GPU.
+    assert loaded(project) == 1 + 1 + 2
 
 
 @pytest.mark.parametrize(
