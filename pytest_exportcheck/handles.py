@@ -123,7 +123,12 @@ class ObservedInputs(_Handle):
 
     def check_shapes(self) -> None:
         """See `pytest_exportcheck.suite.assert_dynamic_shapes`."""
-        running, accepted = self.running, self.golden.read()
+        running = self.running
+        try:
+            accepted = self.golden.read()
+        except (OSError, UnicodeDecodeError) as error:
+            running.enter("shapes")
+            raise ShapesError(f"{self.golden.display} cannot be read: {error}") from error
         try:
             self._judge(accepted, self.golden.display)
         except ShapesError:

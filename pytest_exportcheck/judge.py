@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Confirmation", "confirmation_of", "judge"]
 
 #: What differs between two runs of one failure: addresses, counters, seconds, temporary names.
-_NOISE = re.compile(r"0x[0-9a-fA-F]+|/tmp/\S+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NOISE = re.compile(rf"0x[0-9a-fA-F]+|{re.escape(tempfile.gettempdir())}\S+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 #: How many of the cases that ran before are named.
 _NAMED = 5
