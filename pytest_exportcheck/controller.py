@@ -108,7 +108,8 @@ class Controller:
         versions = ", ".join(f"{name} {found}" for name, found in package_versions(_HEADER_PACKAGES).items())
         chosen = getattr(self._config.option, "exportcheck_chosen_dist", None)
         dist = f"; --dist {chosen} (one worker per spec; your own --dist wins)" if chosen else ""
-        return f"exportcheck: {versions}{dist}"
+        isolated = "; a process for each case (--isolate)" if self._session.options.isolate else ""
+        return f"exportcheck: {versions}{dist}{isolated}"
 
     def pytest_report_collectionfinish(self, items: Sequence[pytest.Item]) -> str | None:
         cases = [planned.case for item in items if (planned := self._session.case_of(item))]

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 __all__ = [
     "STAGES",
     "CompareError",
     "ConvertError",
+    "CrashError",
     "ExportCheckError",
     "ExportError",
+    "HistoryError",
     "LoadError",
     "ObserveError",
     "PatchError",
@@ -24,6 +25,7 @@ __all__ = [
     "SessionError",
     "ShapesError",
     "SpecError",
+    "StageTimeoutError",
     "error_class",
 ]
 
@@ -46,7 +48,7 @@ class ExportCheckError(Exception):
         Plain builtins for the record of the case (for instance a list of output comparisons).
     """
 
-    stage: ClassVar[str] = ""
+    stage: str = ""
 
     def __init__(
         self, message: str, *, details: Sequence[str] = (), facts: dict[str, object] | None = None
@@ -135,6 +137,33 @@ _CLASSES = {
         ResizeError,
     )
 }
+
+
+class _AtAnyStage(ExportCheckError):
+    """A failure whose class does not tell its stage; no expectation of a stage covers it."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: str,
+        details: Sequence[str] = (),
+        facts: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(message, details=details, facts=facts)
+        self.stage = stage
+
+
+class CrashError(_AtAnyStage):
+    """The process of the case ended, or was ended, before it had a verdict."""
+
+
+class StageTimeoutError(_AtAnyStage):
+    """A stage had not ended when its time was up; the process of the case was killed."""
+
+
+class HistoryError(_AtAnyStage):
+    """The case fails in this process and does not, or elsewhere, in a fresh one."""
 
 
 def error_class(stage: str) -> type[ExportCheckError]:

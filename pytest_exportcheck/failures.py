@@ -63,10 +63,15 @@ def update_line(config: pytest.Config, nodeid: str) -> str:
     return f"accept:     pytest --exportcheck {path} --update-shapes"
 
 
-def reproduce_line(config: pytest.Config, nodeid: str) -> str:
-    """The command that runs this one test again."""
+def reproduce_line(config: pytest.Config, nodeid: str, before: Sequence[str] = ()) -> str:
+    """The command that runs this one test again, after the tests `before`."""
     flag = "--exportcheck " if config.getoption("exportcheck") else ""
-    return f'reproduce:  pytest {flag}"{_from_here(config, nodeid)}"'
+    if config.getoption("exportcheck_stage_timeout"):
+        flag += f"--stage-timeout={config.getoption('exportcheck_stage_timeout'):g} "
+    elif config.getoption("exportcheck_isolate"):
+        flag += "--isolate "
+    tests = " ".join(f'"{_from_here(config, each)}"' for each in (*before, nodeid))
+    return f"reproduce:  pytest {flag}{tests}"
 
 
 def _from_here(config: pytest.Config, nodeid: str) -> str:

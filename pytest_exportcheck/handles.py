@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import unittest
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from .cases import CaseId
-from .errors import ExportCheckError, ShapesError, error_class
+from .errors import ObserveError, ShapesError
+from .fresh.messages import Work
+from .fresh.work import foreign_exits
 from .goldens import Golden, golden_of
+from .judge import judge
 from .plan import PlannedCase
 
 if TYPE_CHECKING:
@@ -84,6 +82,11 @@ class _Handle:
         """What the reports will say about this case; plain builtins that a test may add to."""
         return self.running.record
 
+    def _judge(self, golden: str | None = None, golden_name: str = "") -> None:
+        root = str(self.session.config.rootpath)
+        work = Work(str(self.spec.path), root, self.case, golden, golden_name)
+        judge(self.session, self.running, work, lambda: self.run)
+
 
 class ObservedInputs(_Handle):
     """The recorded calls of a spec on one device and dtype.
@@ -95,7 +98,7 @@ class ObservedInputs(_Handle):
     def observation(self) -> Any:
         """The observation; runs the model the first time. Raises `LoadError` or `ObserveError`."""
         running = self.running
-        with _guard(running):
+        with foreign_exits(lambda: running.stage):
             return self.run.observe(self.case.device, self.case.dtype, enter=running.enter)
 
     @property
@@ -120,30 +123,25 @@ class ObservedInputs(_Handle):
 
     def check_shapes(self) -> None:
         """See `pytest_exportcheck.suite.assert_dynamic_shapes`."""
-        running, golden = self.running, self.golden
-        running.enter("load")
-        with _guard(running):
-            observation = self.observation
+        running = self.running
+        try:
+            accepted = self.golden.read()
+        except (OSError, UnicodeDecodeError) as error:
             running.enter("shapes")
-            from .pipeline import check_shapes, facts_of
-
-            running.record.update(facts_of(observation))
-
-            accepted = golden.read()
-            running.record["golden_exists"] = accepted is not None
-            try:
-                check_shapes(observation, accepted, golden.display)
-            except ShapesError:
-                if self.update:
-                    self._propose(observation.golden_text(golden.display), changed=True)
-                else:
-                    if not running.record.get("broken"):
-                        running.record["proposed_golden"] = observation.golden_text(golden.display)
-                    raise
-            else:
-                if self.update and accepted is not None:
-                    self._propose(accepted, changed=False)
-            running.checked = True
+            raise ShapesError(f"{self.golden.display} cannot be read: {error}") from error
+        try:
+            self._judge(accepted, self.golden.display)
+        except ShapesError:
+            if not self.update:
+                raise
+            refused = running.record.pop("golden_refused", None)
+            if refused is not None:
+                raise ObserveError(refused["message"], details=refused["details"]) from None
+            self._propose(running.record.pop("proposed_golden"), changed=True)
+        else:
+            if self.update and accepted is not None:
+                self._propose(accepted, changed=False)
+        running.checked = True
 
     def _propose(self, text: str, *, changed: bool) -> None:
         self.running.record["golden"] = {"path": self.golden.relative, "text": text, "changed": changed}
@@ -161,37 +159,10 @@ class ExportCase(_Handle):
     def observation(self) -> Any:
         """The observation of the case's device and dtype. Raises `LoadError` or `ObserveError`."""
         running = self.running
-        with _guard(running):
+        with foreign_exits(lambda: running.stage):
             return self.run.observe(self.case.device, self.case.dtype, enter=running.enter)
 
     def run_stages(self) -> None:
         """See `pytest_exportcheck.suite.assert_export`."""
-        running = self.running
-        running.enter("load")
-        with _guard(running):
-            from .pipeline import run_case
-
-            run_case(self.run, self.case, running.enter, running.record)
-            running.checked = True
-
-
-@contextmanager
-def _guard(running: RunningCase) -> Iterator[None]:
-    """Turn what would end or hide the test, raised by foreign code, into a failure of the current stage.
-
-    An exporter that calls `sys.exit`, or a model that raises a skip, must neither stop the run nor turn its
-    failure into a skip.
-    """
-    try:
-        yield
-    except ExportCheckError:
-        raise
-    except SystemExit as error:
-        raise error_class(running.stage)(f"sys.exit({error.code!r}) was called") from error
-    except (
-        pytest.skip.Exception,
-        pytest.xfail.Exception,
-        pytest.exit.Exception,
-        unittest.SkipTest,
-    ) as error:
-        raise error_class(running.stage)(f"{type(error).__name__} was raised: {error}") from error
+        self._judge()
+        self.running.checked = True

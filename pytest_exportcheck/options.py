@@ -15,6 +15,9 @@ __all__ = ["DEVICES", "DTYPES", "Options", "add_options", "refuse_options_withou
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 
+#: What a stage may take in a fresh process, in seconds.
+STAGE_SECONDS = 600.0
+
 #: Destination and flag of the options that mean nothing without `--exportcheck`.
 _NEEDS_FLAG = {
     "exportcheck_update": "--update-shapes",
@@ -78,6 +81,29 @@ def add_options(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="keep what explains a failed case under DIR",
     )
+    group.addoption(
+        "--no-confirm",
+        action="store_true",
+        dest="exportcheck_no_confirm",
+        help="report a failure at once: do not run the case again in a fresh process first",
+    )
+    group.addoption(
+        "--isolate",
+        action="store_true",
+        dest="exportcheck_isolate",
+        help="run every case in a fresh process of its own: a crash or a hang costs that case only",
+    )
+    group.addoption(
+        "--stage-timeout",
+        type=float,
+        dest="exportcheck_stage_timeout",
+        metavar="SECONDS",
+        help="end a case whose stage takes longer (implies --isolate; 0: no limit; fresh processes have a "
+        f"limit of {STAGE_SECONDS:g} unless told otherwise)",
+    )
+    parser.addini("exportcheck_confirm", "false: as --no-confirm", type="bool", default=True)
+    parser.addini("exportcheck_isolate", "true: as --isolate", type="bool", default=False)
+    parser.addini("exportcheck_stage_timeout", "default of --stage-timeout")
     parser.addini("exportcheck_report", "default of --exportcheck-report (relative to the rootdir)")
     parser.addini("exportcheck_artifacts", "default of --exportcheck-artifacts (relative to the rootdir)")
     parser.addini("exportcheck_require_device", "added to --require-device", type="args", default=[])
@@ -115,6 +141,12 @@ class Options:
         Devices whose absence is an error.
     report, artifacts:
         Absolute paths, or ``None``.
+    confirm:
+        A case that fails is run again in a fresh process before it is reported.
+    isolate:
+        Every case runs in a fresh process.
+    stage_limit:
+        Seconds that a stage may take in a fresh process, ``None``: any.
     """
 
     flag: bool
@@ -127,6 +159,9 @@ class Options:
     require_devices: tuple[str, ...]
     report: Path | None
     artifacts: Path | None
+    confirm: bool = True
+    isolate: bool = False
+    stage_limit: float | None = STAGE_SECONDS
 
     @classmethod
     def from_config(cls, config: pytest.Config) -> Options:
@@ -139,6 +174,7 @@ class Options:
             ini = config.getini(name)
             return Path(config.rootpath, ini) if ini else None
 
+        seconds = _stage_timeout(config)
         return cls(
             flag=bool(config.getoption("exportcheck")),
             update=bool(config.getoption("exportcheck_update")),
@@ -153,6 +189,16 @@ class Options:
             ),
             report=path("exportcheck_report"),
             artifacts=path("exportcheck_artifacts"),
+            confirm=bool(
+                config.getini("exportcheck_confirm") and not config.getoption("exportcheck_no_confirm")
+            ),
+            isolate=bool(
+                config.getoption("exportcheck_isolate")
+                or config.getini("exportcheck_isolate")
+                # A stage that hangs can only be ended from outside.
+                or seconds
+            ),
+            stage_limit=STAGE_SECONDS if seconds is None else seconds or None,
         )
 
     def check(self, exporters: Sequence[str], patch_modes: Sequence[str]) -> None:
@@ -188,6 +234,24 @@ class Options:
             report.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise pytest.UsageError(f"--exportcheck-report: cannot create {report.parent}: {error}") from None
+
+
+def _stage_timeout(config: pytest.Config) -> float | None:
+    """The seconds that were asked for, ``None`` if nothing was."""
+    given: float | None = config.getoption("exportcheck_stage_timeout")
+    if given is None:
+        ini = config.getini("exportcheck_stage_timeout")
+        if not ini:
+            return None
+        try:
+            given = float(ini)
+        except ValueError:
+            raise pytest.UsageError(
+                f"exportcheck_stage_timeout: {ini!r} is not a number of seconds"
+            ) from None
+    if not 0 <= given < float("inf"):
+        raise pytest.UsageError(f"--stage-timeout {given}: expected seconds, 0 for no limit")
+    return given
 
 
 def _is_set(variable: str) -> bool:

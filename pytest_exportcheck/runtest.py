@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .collection import SpecFile
-from .errors import ExportCheckError, ShapesError, error_class
+from .errors import (
+    CrashError,
+    ExportCheckError,
+    HistoryError,
+    ShapesError,
+    StageTimeoutError,
+    error_class,
+)
 from .expectations import Expectation, expectation_for
 from .failures import error_lines, representation, reproduce_line, update_line
 from .plugin import session_of
@@ -25,6 +32,9 @@ __all__ = ["CaseRunner", "check_device", "check_requirements"]
 
 _RUNNING: pytest.StashKey[RunningCase] = pytest.StashKey()
 _EXPECTED: pytest.StashKey[Expectation] = pytest.StashKey()
+
+#: With more tests before a failure that depends on them, the command to reproduce it names their files.
+_MANY_TESTS = 10
 
 
 def check_requirements(spec: ModelSpec) -> None:
@@ -58,6 +68,9 @@ class CaseRunner:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    def pytest_collection_finish(self) -> None:
+        self._session.note_environment()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -114,7 +127,7 @@ class CaseRunner:
         _rewrite(item, report, running, error, verdict)
         record = case_record(running, verdict, _message(report, error), error)
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
-        if verdict.split()[0] in ("fail", "xpass", "timeout"):
+        if verdict.split()[0] in ("fail", "xpass", "crash", "timeout"):
             keep_artifacts(self._session.options.artifacts, report, running)
         return report
 
@@ -141,6 +154,10 @@ def _verdict(report: pytest.TestReport, running: RunningCase, error: BaseExcepti
         return "pass"
     if error is None:
         return "xpass"
+    if isinstance(error, CrashError):
+        return f"crash {running.stage}"
+    if isinstance(error, StageTimeoutError):
+        return f"timeout {running.stage}"
     if isinstance(error, pytest.fail.Exception) and str(error).startswith("Timeout"):
         return f"timeout {running.stage}"  # pytest-timeout, signal method.
     return f"fail {running.stage}"
@@ -154,6 +171,18 @@ def _message(report: pytest.TestReport, error: BaseException | None) -> str | No
     if error is not None:
         return f"{type(error).__name__}: {error}" if not report.skipped else str(error)
     return str(getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longrepr))
+
+
+def _unexpected(error: ExportCheckError, expected: Expectation, spec_path: str) -> str:
+    """Why the expectation of the spec does not cover `error`."""
+    where = f"line {expected.line} of {spec_path}"
+    if isinstance(error, CrashError | StageTimeoutError):
+        return (
+            f"{where} expects a failure at {expected.stage}: a crash or a hang is never an expected failure"
+        )
+    if isinstance(error, HistoryError):
+        return f"{where} expects a failure at {expected.stage}: one that depends on history is not expected"
+    return f"moved from {expected.stage} to {error.stage}: change {where}"
 
 
 def _rewrite(
@@ -185,12 +214,13 @@ def _rewrite(
         return
     lines = error_lines(error)
     if expected is not None and report.failed and not item.config.getoption("runxfail"):
-        lines.append(
-            f"moved from {expected.stage} to {error.stage}: change line {expected.line} of {spec_path}"
-        )
+        lines.append(_unexpected(error, expected, spec_path))
     if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
         lines.append(update_line(item.config, report.nodeid))
-    lines.append(reproduce_line(item.config, report.nodeid))
+    before = running.record["history"]["before"] if isinstance(error, HistoryError) else []
+    if len(before) > _MANY_TESTS:
+        before = list(dict.fromkeys(nodeid.split("::")[0] for nodeid in before))
+    lines.append(reproduce_line(item.config, report.nodeid, before))
     traceback = report.longrepr if item.config.getoption("verbose", 0) >= 2 else None
     kind = type(error).__name__
     report.longrepr = representation(running.file, running.line, kind, lines, traceback, one_line)

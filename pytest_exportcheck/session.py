@@ -6,6 +6,8 @@ Made once per process by `start`, in the controller as well as in every worker, 
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +22,11 @@ from .plan import OWN_PATCHES, PlannedCase, export_cases, marker, shape_cases
 from .registry import EXPORTERS, PATCH_MODES, exporter_names, patch_mode_names
 
 if TYPE_CHECKING:
+    from .fresh.client import FreshProcesses
+    from .judge import Confirmation
     from .spec import ModelSpec
 
-__all__ = ["RunningCase", "Session", "start"]
+__all__ = ["RunningCase", "Session", "register_added", "start"]
 
 
 @dataclass
@@ -92,6 +96,10 @@ class Session:
         Where this worker leaves its stage markers, ``None`` without xdist.
     remembered:
         Spec path -> seconds of an earlier run, the same in every worker.
+    judged:
+        The cases judged in this process so far, in order.
+    confirmations:
+        What fresh processes said about failures that several cases share, by what they share.
     """
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
@@ -101,11 +109,29 @@ class Session:
         self.markers: StageMarkers | None = None
         self.remembered: dict[str, float] = {}
         self.worker: int | None = None
+        self.judged: list[str] = []
+        self.confirmations: dict[tuple[str | None, ...], Confirmation] = {}
+        self._fresh: FreshProcesses | None = None
+        self.note_environment()
         self.exporters = exporter_names()
         self.patch_modes = patch_mode_names()
         self._specs: dict[Path, ModelSpec | SpecError] = {}
         self._planned: dict[tuple[Path, str], list[PlannedCase]] = {}
         self._markers: set[str] = set()
+
+    def note_environment(self) -> None:
+        """Remember what fresh processes inherit, before tests change it."""
+        self._environment, self._path = dict(os.environ), list(sys.path)
+
+    @property
+    def fresh(self) -> FreshProcesses:
+        """Runs cases in fresh processes; starts none before it is asked to."""
+        if self._fresh is None:
+            from .fresh.client import FreshProcesses
+
+            self._fresh = FreshProcesses(self.config, self._environment, self._path)
+            self.config.add_cleanup(self._fresh.close)
+        return self._fresh
 
     def spec(self, path: Path) -> ModelSpec:
         """The spec at `path`, read once per process. Raises `SpecError` with every problem of the file."""
@@ -166,10 +192,8 @@ class Session:
         return None
 
 
-def start(config: pytest.Config) -> Session:
-    """Make the state of this process and register the plugins that run, collect and report cases."""
-    from . import collection, runtest
-
+def register_added(config: pytest.Config) -> None:
+    """Register the exporters and patch modes that hooks add, until the end of the run."""
     for registry, hook in (
         (EXPORTERS, config.hook.pytest_exportcheck_exporters),
         (PATCH_MODES, config.hook.pytest_exportcheck_patch_modes),
@@ -180,6 +204,12 @@ def start(config: pytest.Config) -> Session:
                 registry.register(name, value)
                 config.add_cleanup(lambda registry=registry, name=name: registry.unregister(name))  # type: ignore[misc]
 
+
+def start(config: pytest.Config) -> Session:
+    """Make the state of this process and register the plugins that run, collect and report cases."""
+    from . import collection, runtest
+
+    register_added(config)
     options = Options.from_config(config)
     session = Session(config, options)
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)

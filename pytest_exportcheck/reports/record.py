@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["case_fields", "case_record", "json_ready", "plain_text", "sort_key", "to_plain"]
 
+#: Notes of the engine for the pytest side.
+_NOT_RECORDED = ("proposed_golden", "golden_refused")
+
 #: Larger arrays are described, not listed.
 _MAX_ITEMS = 1000
 
@@ -108,7 +111,11 @@ def case_record(
     running: RunningCase, verdict: str, message: str | None, error: BaseException | None
 ) -> dict[str, Any]:
     """The record of a test that ended with `verdict`: what the engine noted, then what pytest knows."""
-    noted = {key: value for key, value in running.record.items() if key != "proposed_golden"}
+    noted = {
+        key: value
+        for key, value in running.record.items()
+        if key not in ("proposed_golden", "golden_refused")
+    }
     durations = {**running.durations(), **(noted.pop("durations", None) or {})}
     facts = getattr(error, "facts", None)
     return {

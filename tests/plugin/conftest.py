@@ -19,6 +19,8 @@ _FAKE = Path(__file__).with_name("fake_pipeline.py")
 
 _CONFTEST = """
 import importlib.util, sys
+from types import SimpleNamespace
+sys.modules["pytest_exportcheck.fresh.warm"] = SimpleNamespace(warm_up=lambda: lambda: None)
 spec = importlib.util.spec_from_file_location("pytest_exportcheck.pipeline", {path!r})
 module = importlib.util.module_from_spec(spec)
 sys.modules["pytest_exportcheck.pipeline"] = module

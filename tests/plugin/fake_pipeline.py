@@ -16,9 +16,13 @@ An action is the name of a stage (its error is raised there) or one of the other
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 
@@ -93,6 +97,36 @@ def run_case(run, case, stage, record):
         stage(name)
     record["nodes"] = 7
     record["resize"] = {"refused_by_eager": run.spec.model.kwargs.get("refused", [])}
+    if do.get("huge"):
+        record["huge"] = ["x" * 1000] * do["huge"]
+
+
+#: How often an action that depends on history was done in this process.
+_times = {}
+
+
+def _hang():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open("hanging", "a") as file:
+        file.write(f"{os.getpid()} {child.pid}\n")
+    time.sleep(600)
+
+
+def _print():
+    for number in range(20_000):
+        print(f"line {number} of many")
+    os.write(2, b"straight to the descriptor\n")
+
+
+_HOSTILE = {
+    "segfault": lambda: ctypes.string_at(0),
+    "abort": os.abort,
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "hang": _hang,
+    "print": _print,
+    "closes": lambda: os.closerange(3, 4096),
+    "warn": lambda: warnings.warn("odd things happen", UserWarning, stacklevel=1),
+}
 
 
 def _act(action, stage):
@@ -109,8 +143,26 @@ def _act(action, stage):
     if action == "sleep":
         time.sleep(0.5)
         return
+    if action in _HOSTILE:
+        _HOSTILE[action]()
+        return
+    if action.startswith("second "):
+        _times[action] = _times.get(action, 0) + 1
+        if _times[action] < 2:
+            return
+        action = action.removeprefix("second ")
+    if action.startswith("first ") and not _times.setdefault(action, 0):
+        _times[action] += 1
+        action = action.split()[1]
+    elif action.startswith("first "):
+        action = action.split()[2]
+    if action.startswith("env "):
+        if action.removeprefix("env ") not in os.environ:
+            return
+        action = "export"
     stage(action)
-    raise error_class(action)(f"{action} went wrong", details=["first detail", "second detail"])
+    message = f"{action} went wrong" if action != "run" else f"run went wrong at {id(stage)}"
+    raise error_class(action)(message, details=["first detail", "second detail"])
 
 
 def _log(line):

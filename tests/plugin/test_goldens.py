@@ -196,3 +196,14 @@ def test_no_half_written_file_stays(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, "new")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.yaml", "old")]
+
+
+@pytest.mark.parametrize("args", [[], ["--isolate"]])
+def test_a_golden_that_cannot_be_read_is_a_failure_of_shapes(project, args):
+    project.spec("a")
+    project.golden_path("a").write_bytes(b"\xff\xfe")
+    result = project.run(*args, "--exportcheck-report=report.json")
+    result.stdout.fnmatch_lines(
+        ["E   stage shapes: specs/__shapes__/a.yaml cannot be read: *codec can't decode*"]
+    )
+    assert [case["verdict"] for case in project.report()] == ["fail shapes", "pass"]

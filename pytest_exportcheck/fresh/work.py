@@ -1,0 +1,90 @@
+"""One case, or one shapes check, from the model to the verdict: the same here and in a fresh process."""
+
+from __future__ import annotations
+
+import unittest
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ..errors import ExportCheckError, ObserveError, ShapesError, error_class
+from .messages import Work
+
+if TYPE_CHECKING:
+    from ..pipeline import SpecRun
+
+__all__ = ["foreign_exits", "perform", "perform_afresh"]
+
+
+def perform(
+    work: Work, run: Callable[[], SpecRun], enter: Callable[[str], None], record: dict[str, Any]
+) -> None:
+    """Do `work` with the models and observations of `run`.
+
+    Raises
+    ------
+    ExportCheckError
+        The subclass of the stage that failed.
+    """
+    stage = "load"
+
+    def entered(name: str) -> None:
+        nonlocal stage
+        stage = name
+        enter(name)
+
+    entered("load")
+    with foreign_exits(lambda: stage):
+        from .. import pipeline
+
+        if work.case.exporter is not None:
+            pipeline.run_case(run(), work.case, entered, record)
+            return
+        observation = run().observe(work.case.device, work.case.dtype, enter=entered)
+        entered("shapes")
+        record.update(pipeline.facts_of(observation))
+        record["golden_exists"] = work.golden is not None
+        try:
+            pipeline.check_shapes(observation, work.golden, work.golden_name)
+        except ShapesError:
+            try:
+                record["proposed_golden"] = observation.golden_text(work.golden_name)
+            except ObserveError as broken:
+                # The difference is the verdict; why no golden can be written is for those who want one.
+                record["golden_refused"] = {"message": broken.message, "details": broken.details}
+            raise
+
+
+def perform_afresh(work: Work, enter: Callable[[str], None], record: dict[str, Any]) -> None:
+    """Do `work` from the spec file on."""
+    enter("load")
+    from ..pipeline import SpecRun
+    from ..spec import load_spec
+
+    run = SpecRun(load_spec(Path(work.spec), Path(work.root)))
+    perform(work, lambda: run, enter, record)
+
+
+@contextmanager
+def foreign_exits(stage: Callable[[], str]) -> Iterator[None]:
+    """Turn what would end or hide the test, raised by foreign code, into a failure of the current stage.
+
+    An exporter that calls `sys.exit`, or a model that raises a skip, must neither stop the run nor turn its
+    failure into a skip.
+    """
+    try:
+        yield
+    except ExportCheckError:
+        raise
+    except SystemExit as error:
+        raise error_class(stage())(f"sys.exit({error.code!r}) was called") from error
+    except (
+        pytest.skip.Exception,
+        pytest.xfail.Exception,
+        pytest.exit.Exception,
+        unittest.SkipTest,
+    ) as error:
+        raise error_class(stage())(f"{type(error).__name__} was raised: {error}") from error
