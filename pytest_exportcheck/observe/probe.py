@@ -65,7 +65,8 @@ class _Constants(_Anything):
         if not isinstance(value, _CONSTANTS) and value is not None:
             # ``None`` in one call and a tensor in another: an argument that may be missing.
             return known_value(value) if self.values == [None] else _Anything()
-        self.values.append(value)
+        if not self.covers(value):
+            self.values.append(value)
         return self if len(self.values) <= _MOST_CONSTANTS else _Anything()
 
 
@@ -148,11 +149,16 @@ class _Items(_Anything):
                 self.children[key].sizes(item, found)
 
 
+#: What the layers of a cache hold: keys (values are like them), states of linear attention.
+_STATES = ("keys", "conv_states", "recurrent_states")
+
+
 class _Cache(_Anything):
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
         self.count = -1
-        self.layers: dict[int, _Known] = {}
+        #: By layer and attribute; one layer of each class.
+        self.layers: dict[tuple[int, str], _Known] = {}
         self.absorb(value)
 
     def covers(self, value: Any) -> bool:
@@ -165,8 +171,8 @@ class _Cache(_Anything):
             return True
         if len(layers) != self.count:
             return False
-        for index, known in self.layers.items():  # noqa: SIM110
-            if not known.covers(getattr(layers[index], "keys", None)):
+        for (index, name), known in self.layers.items():
+            if not known.covers(getattr(layers[index], name, None)):
                 return False
         return True
 
@@ -183,14 +189,23 @@ class _Cache(_Anything):
             classes: dict[type, int] = {}
             for index, layer in enumerate(layers):
                 classes.setdefault(type(layer), index)
-            self.layers = {index: _Constants(None) for index in classes.values()}
-        self.layers = {i: k.absorb(getattr(layers[i], "keys", None)) for i, k in self.layers.items()}
+            self.layers = {
+                (index, name): _Constants(None)
+                for index in classes.values()
+                for name in _STATES
+                if hasattr(layers[index], name)
+            }
+        # Before its first use a layer has ``None`` there, in every prompt.
+        self.layers = {
+            (index, name): known.absorb(getattr(layers[index], name, None))
+            for (index, name), known in self.layers.items()
+        }
         return self
 
     def sizes(self, value: Any, found: _Sizes) -> None:
         if getattr(value, "layers", None):
-            for index, known in self.layers.items():
-                known.sizes(getattr(value.layers[index], "keys", None), found)
+            for (index, name), known in self.layers.items():
+                known.sizes(getattr(value.layers[index], name, None), found)
 
 
 class _Caches(_Anything):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
 from pytest_exportcheck import (
     InputObserver,
@@ -100,6 +101,39 @@ def test_a_sum_that_a_call_beyond_the_limit_breaks_is_no_relation(last: int, exp
     with register_flattening_functions():
         shapes = infer_shapes([*observer.info.calls, *(c.edited(index=3) for c in observer.info.shape_calls)])
     assert str(shapes.leaves["attention_mask"]) == f"float32[2, {expected}]"
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 4, 9])
+@pytest.mark.parametrize("keep", ["first", "informative"])
+def test_the_batch_of_a_later_generate_is_seen_in_the_cache_too(limit: int, keep: Any) -> None:
+    config = LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=32,
+        pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    model, observer = LlamaForCausalLM(config).eval(), InputObserver()
+    with torch.no_grad(), observer(model, store_n_calls=limit, keep=keep):
+        # Every generate begins with layers that hold nothing.
+        for batch in (2, 2, 3):
+            model.generate(torch.ones(batch, 5, dtype=torch.int64), max_new_tokens=3, do_sample=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ObserverWarning)
+        shapes = observer.infer_dynamic_shapes()
+    assert shapes["cache"] == [{0: D, 2: D}] * 4
+    assert shapes["input_ids"] == {0: D, 1: D}
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_the_states_of_linear_attention_are_looked_at_beyond_the_limit(limit: int) -> None:
+    config = MambaConfig(hidden_size=8, num_hidden_layers=2, vocab_size=16, state_size=4, eos_token_id=None)
+    model, observer = MambaForCausalLM(config).eval(), InputObserver()
+    with torch.no_grad(), observer(model, store_n_calls=limit):
+        for batch in (2, 2, 3):
+            model.generate(torch.ones(batch, 5, dtype=torch.int64), max_new_tokens=3, do_sample=False)
+    shapes = observer.infer_dynamic_shapes()
+    (name,) = (name for name in shapes if "cache" in name)
+    assert all(
+        0 in leaf for leaf in torch.utils._pytree.tree_leaves(shapes[name], lambda x: isinstance(x, dict))
+    )
 
 
 def test_shapes_only() -> None:
