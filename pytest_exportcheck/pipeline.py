@@ -19,6 +19,7 @@ import torch
 
 from .cases import CaseId
 from .checks.compare import Tolerances, compare_leaves
+from .checks.equivalence import check_patches
 from .checks.frozen import frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
 from .checks.numbers import check_eager, check_observed_calls, check_other_sizes, tolerances_of
@@ -45,6 +46,7 @@ from .exporters.rnn import fresh_dispatch
 from .observe.infer import ConstantLeaf
 from .observe.observation import GraphObservation, Observation, last_lines, observe
 from .patches.base import PatchMode
+from .patches.evidence import evidence
 from .patches.registry import load_patch_mode
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
@@ -185,7 +187,7 @@ class SpecRun:
 
     def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
         where = _device_index(device)
-        with register_flattening_functions(None), _load_mode(mode).apply(model, "eager"):
+        with register_flattening_functions(None), _load_mode(mode, self.spec).apply(model, "eager"):
             plans = build_calls(self.spec, where, dtype)
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
@@ -261,9 +263,9 @@ def _explain(observation: CheckedObservation, golden: str) -> list[str]:
     return notes
 
 
-def _load_mode(name: str) -> PatchMode:
+def _load_mode(name: str, spec: ModelSpec) -> PatchMode:
     try:
-        mode = load_patch_mode("none" if name == OWN else name)
+        mode = load_patch_mode("none" if name == OWN else name, spec.folder)
     except LookupError as error:
         raise PatchError(str(error)) from None
     return cast(PatchMode, mode)
@@ -329,6 +331,7 @@ def _export(
     observation: Observation,
     graph: GraphObservation,
     stages: _Stages,
+    record: dict[str, Any],
 ) -> tuple[Exported, ExportRequest]:
     runtime = str(getattr(exporter, "target", "torch"))
     target = graph.target
@@ -340,7 +343,7 @@ def _export(
         raise _refusal(error, "observe", "eager refuses the arguments to export with") from error
     with (
         fresh_dispatch(),
-        mode.apply(observation.model, runtime),
+        mode.apply(observation.model, runtime) as activity,
         flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
     ):
         request = ExportRequest(
@@ -356,7 +359,10 @@ def _export(
             stage=stages.inside,
             mode=mode,
         )
-        return exporter.export(request), request
+        exported = exporter.export(request)
+    if activity is not None:
+        record["patches"] = evidence(activity, exported.program)
+    return exported, request
 
 
 def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: dict[str, Any]) -> None:
@@ -398,7 +404,7 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
     assert case.patch_mode is not None
     spec = run.spec
     stages("load")
-    mode = _load_mode(case.patch_mode)
+    mode = _load_mode(case.patch_mode, spec)
     exporter = _load_exporter(case.exporter)
     under = _observed_under(exporter, case, mode)
     observation = run.observe(case.device, case.dtype, under, stages)
@@ -415,19 +421,13 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         warnings=list(graph.shapes.warnings),
     )
     tolerances = tolerances_of(spec, case.device, case.dtype)
-    with register_flattening_functions(None), _load_mode(under).apply(observation.model, "eager"):
-        stages("patch")
-        try:
-            with mode.apply(observation.model, "eager"):
-                pass
-        except PatchError:
-            raise
-        except Exception as error:
-            raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
+    stages("patch")
+    _check_mode(mode, observation, graph, str(getattr(exporter, "target", "torch")), tolerances)
+    with register_flattening_functions(None), _load_mode(under, spec).apply(observation.model, "eager"):
         stages("export")
         changed = False
         try:
-            exported, request = _export(exporter, mode, observation, graph, stages)
+            exported, request = _export(exporter, mode, observation, graph, stages, record)
         except ExportCheckError:
             raise
         except (Exception, SystemExit) as error:
@@ -465,6 +465,21 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         check_observed_calls(spec, graph, session, tolerances, stages, record)
         stages("resize")
         check_other_sizes(spec, graph, session, tolerances, record)
+
+
+def _check_mode(
+    mode: PatchMode, observation: Observation, graph: GraphObservation, target: str, tolerances: Tolerances
+) -> None:
+    """Whether the patches can be applied and leave every observed output as it is."""
+    if mode.name == "none":
+        return
+    try:
+        with register_flattening_functions(None):
+            check_patches(mode, observation, graph, target, tolerances)
+    except PatchError:
+        raise
+    except Exception as error:
+        raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
 
 
 def _answers_as_recorded(graph: GraphObservation, tolerances: Tolerances) -> bool:

@@ -131,7 +131,7 @@ def test_none_changes_nothing(model: torch.nn.Module) -> None:
 
 
 def test_modes_are_found_by_name() -> None:
-    assert patch_mode_names()[:2] == ["none", "hf"]
+    assert patch_mode_names()[:2] == ["none", "torch"]
     assert load_patch_mode("hf") is load_patch_mode("hf")
     with pytest.raises(LookupError, match=r"unknown patch mode 'hff' .did you mean 'hf'"):
         load_patch_mode("hff")

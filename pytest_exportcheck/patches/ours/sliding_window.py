@@ -1,0 +1,55 @@
+"""Sliding-window caches whose window is one branch for every length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..patch import Patch
+
+__all__ = ["sliding_window_patches"]
+
+
+def _update(original: Any) -> Any:
+    def update(self: Any, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> Any:
+        # A window of 1 keeps everything (`[-0:]`); a layer that records its past is for assisted decoding.
+        if self.record_past or self.sliding_window < 2:
+            return original(self, key_states, value_states, *args, **kwargs)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.cumulative_length += key_states.shape[-2]
+        keys = torch.cat([self.keys, key_states], dim=-2)
+        values = torch.cat([self.values, value_states], dim=-2)
+        total = keys.shape[-2]
+        length = torch.sym_min(total, self.sliding_window - 1)  # type: ignore[no-untyped-call]
+        # Not a slice: that asks whether the view is contiguous, a guard on its length being 1. And the length
+        # is a minimum, whose range is known where that of a difference is not.
+        kept = torch.arange(length, device=keys.device) + (total - length)
+        self.keys, self.values = keys.index_select(2, kept), values.index_select(2, kept)
+        return keys, values
+
+    return update
+
+
+def _get_mask_sizes(self: Any, query_length: int) -> tuple[Any, Any]:
+    before = self.sliding_window - 1
+    seen = self.cumulative_length
+    kept = torch.sym_min(seen, before)  # type: ignore[no-untyped-call]
+    dropped = torch.sym_max(seen - before, 0)  # type: ignore[no-untyped-call]
+    return kept + query_length, dropped
+
+
+def sliding_window_patches(model: Any, target: str) -> list[Patch]:
+    """One graph on both sides of the window."""
+    why = (
+        "whether the window is full is decided in Python: a trace guards on the side of its example, or "
+        "keeps that side for every length where sizes 0 and 1 are not special"
+    )
+    layer = "transformers.cache_utils.DynamicSlidingWindowLayer"
+    versions = (("transformers", ">=5.24"),)
+    link = "https://github.com/huggingface/transformers/pull/49542"
+    return [
+        Patch(f"{layer}.update", _update, why=why, versions=versions, link=link, wraps=True),
+        Patch(f"{layer}.get_mask_sizes", _get_mask_sizes, why=why, versions=versions, link=link),
+    ]
