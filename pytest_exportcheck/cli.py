@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import __version__
+from .cli_patches import add_patches_command, run_patches_command
 from .errors import SpecError
 
 __all__ = ["main"]
@@ -21,7 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     lint = commands.add_parser("lint", help="check spec files; nothing is loaded or run")
     lint.add_argument("specs", nargs="+", type=Path, metavar="SPEC", help="a spec file, or a folder of them")
     commands.add_parser("schema", help="print the JSON Schema of the spec format, for editors")
+    add_patches_command(commands)
     arguments = parser.parse_args(argv)
+    if arguments.command == "patches":
+        return run_patches_command(arguments)
     if arguments.command == "lint":
         return _lint(arguments.specs)
     from .spec.schema import schema_text

@@ -12,7 +12,7 @@ from .ours.rope import rope_patches
 from .ours.sliding_window import sliding_window_patches
 from .ours.states import state_patches
 from .ours.vision import vision_patches
-from .patch import Patch
+from .patch import LOADED, Patch
 
 __all__ = ["transformers_patches"]
 
@@ -29,6 +29,6 @@ _SOURCES = (
 
 def transformers_patches(model: Any, target: str) -> list[Patch]:
     """The patches for `model`; none for a model of a process that has not imported transformers."""
-    if model is not None and "transformers" not in sys.modules:
+    if model is not None and model is not LOADED and "transformers" not in sys.modules:
         return []
     return [patch for source in _SOURCES for patch in source(model, target)]

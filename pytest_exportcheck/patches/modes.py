@@ -12,7 +12,7 @@ import torch
 from ..errors import PatchError
 from .engine import applied
 from .none import NoPatches
-from .patch import Patch, Source
+from .patch import LOADED, Patch, Source
 from .rewriting import has_rewriting, rewritten
 
 __all__ = ["AllPatches", "PatchList", "RewritePatches", "TorchPatches", "TransformersPatches"]
@@ -76,7 +76,7 @@ class PatchList(NoPatches):
     @contextlib.contextmanager
     def apply(self, model: torch.nn.Module | None, target: str) -> Iterator[Any]:
         """Put the patches in place; the block is given their `Activity`."""
-        with applied(self.patches(model, target), model) as activity:
+        with applied(self.patches(model, target), None if model is LOADED else model) as activity:
             yield activity
 
 

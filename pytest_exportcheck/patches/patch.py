@@ -17,10 +17,13 @@ from typing import Any
 
 from ..errors import PatchError
 
-__all__ = ["MISSING", "Patch", "Source", "module_loaded", "resolve"]
+__all__ = ["LOADED", "MISSING", "Patch", "Source", "module_loaded", "resolve"]
 
 #: No attribute of that name.
 MISSING: Any = object()
+
+#: Given to a source in the place of a model: whatever models the process has imported.
+LOADED: Any = object()
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Patch:
     owner:
         The class or module that has the attribute, where the path of the target cannot be imported (a class
         made in a function).
+    depends:
+        Dotted paths of what the replacement counts on beside its target: their source is in the lock too.
     """
 
     target: str
@@ -68,6 +73,7 @@ class Patch:
     scope: Callable[[Any], AbstractContextManager[Any]] | None = None
     name: str = ""
     owner: Any = None
+    depends: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -93,7 +99,8 @@ class Patch:
         return ", ".join(f"{package} {wanted}" for package, wanted in self.versions)
 
 
-#: What a mode is made of: the patches for a model (``None``: all there are) on the way to a runtime.
+#: What a mode is made of: the patches for a model on the way to a runtime. For a list of them the model is
+#: ``None``: all there are.
 Source = Callable[[Any, str], "list[Patch]"]
 
 

@@ -22,10 +22,14 @@ from . import caches
 
 __all__ = [
     "FlatteningWarning",
+    "register_cache_serialization",
     "register_class_flattening",
+    "register_class_serialization",
     "register_flattening_functions",
     "registration_owner",
+    "unregister_cache_serialization",
     "unregister_class_flattening",
+    "unregister_class_serialization",
     "without_our_flattening",
 ]
 
@@ -189,41 +193,111 @@ def register_flattening_functions(patch_transformers: bool | None = True) -> Ite
     """
     held: list[type] = []
     try:
-        with _LOCK:
-            for cls in _cache_classes(patch_transformers):
-                if cls not in _OURS:
-                    owner = registration_owner(cls)
-                    if owner is not None:
-                        # An exception where warnings are errors: what is held already is released below.
-                        warnings.warn(
-                            f"{cls.__name__} was registered as a pytree node by {owner!r}; "
-                            "its layout is replaced while pytest-exportcheck works and put back afterwards",
-                            FlatteningWarning,
-                            stacklevel=3,
-                        )
-                    _REPLACED[cls] = _Saved(cls)
-                    unregister_class_flattening(cls)
-                    flatten, unflatten, with_keys = _functions(cls)
-                    register_class_flattening(
-                        cls,
-                        flatten,
-                        unflatten,
-                        with_keys,
-                        to_dumpable_context=caches.context_to_json,
-                        from_dumpable_context=caches.context_from_json,
-                    )
-                _OURS[cls] = _OURS.get(cls, 0) + 1
-                held.append(cls)
+        _hold(_cache_classes(patch_transformers), held)
         yield lambda value: value
     finally:
-        with _LOCK:
-            for cls in held:
-                _OURS[cls] -= 1
-                if not _OURS[cls]:
-                    del _OURS[cls]
-                    if registration_owner(cls) == "pytest_exportcheck":
-                        unregister_class_flattening(cls)
-                    _REPLACED.pop(cls).restore()
+        _release(held)
+
+
+def _hold(classes: list[type], held: list[type]) -> None:
+    """Register each class, or count one more holder of it; `held` grows as it goes, also where it raises."""
+    with _LOCK:
+        for cls in classes:
+            if cls not in _OURS:
+                owner = registration_owner(cls)
+                if owner is not None:
+                    # An exception where warnings are errors: the caller releases what is held already.
+                    warnings.warn(
+                        f"{cls.__name__} was registered as a pytree node by {owner!r}; "
+                        "its layout is replaced while pytest-exportcheck works and put back afterwards",
+                        FlatteningWarning,
+                        stacklevel=4,
+                    )
+                _REPLACED[cls] = _Saved(cls)
+                unregister_class_flattening(cls)
+                flatten, unflatten, with_keys = _functions(cls)
+                register_class_flattening(
+                    cls,
+                    flatten,
+                    unflatten,
+                    with_keys,
+                    to_dumpable_context=caches.context_to_json,
+                    from_dumpable_context=caches.context_from_json,
+                )
+            _OURS[cls] = _OURS.get(cls, 0) + 1
+            held.append(cls)
+
+
+def _release(held: list[type]) -> None:
+    with _LOCK:
+        for cls in held:
+            _OURS[cls] -= 1
+            if not _OURS[cls]:
+                del _OURS[cls]
+                if registration_owner(cls) == "pytest_exportcheck":
+                    unregister_class_flattening(cls)
+                _REPLACED.pop(cls).restore()
+
+
+def register_class_serialization(
+    cls: type,
+    f_flatten: Callable[[Any], tuple[list[Any], Any]],
+    f_unflatten: Callable[[Any, Any], Any],
+    f_flatten_with_keys: Callable[[Any], tuple[list[tuple[Any, Any]], Any]],
+    f_check: Callable[[], Any] | None = None,
+    verbose: int = 0,
+) -> bool:
+    """`register_class_flattening` under its older name; `verbose` prints what was done."""
+    done = register_class_flattening(cls, f_flatten, f_unflatten, f_flatten_with_keys, f_check)
+    if verbose:
+        print(f"[register_class_serialization] {cls.__name__} {'is registered' if done else 'already was'}")
+    return done
+
+
+def unregister_class_serialization(cls: type, verbose: int = 0) -> None:
+    """`unregister_class_flattening` under its older name."""
+    unregister_class_flattening(cls)
+    if verbose:
+        print(f"[unregister_class_serialization] {cls.__name__} is no pytree node")
+
+
+def register_cache_serialization(
+    patch_transformers: bool = True, patch_diffusers: bool = False, verbose: int = 0
+) -> dict[type, bool]:
+    """Make the cache classes pytree nodes until `unregister_cache_serialization` gets what this returns.
+
+    Prefer `register_flattening_functions`, a context manager that cannot be left without undoing it.
+
+    Parameters
+    ----------
+    patch_transformers:
+        Whether the cache classes of transformers are registered.
+    patch_diffusers:
+        Accepted; no class of diffusers needs it.
+
+    Returns
+    -------
+    dict
+        Class -> whether this call holds it.
+    """
+    held: list[type] = []
+    try:
+        _hold(_cache_classes(patch_transformers), held)
+    except BaseException:
+        _release(held)
+        raise
+    if verbose:
+        print(f"[register_cache_serialization] {', '.join(cls.__name__ for cls in held) or 'nothing'}")
+    return dict.fromkeys(held, True)
+
+
+def unregister_cache_serialization(undo: dict[type, bool], verbose: int = 0) -> None:
+    """Undo one `register_cache_serialization`: what was registered before is back. Twice does nothing more."""
+    held = [cls for cls, ours in undo.items() if ours]
+    undo.update(dict.fromkeys(held, False))
+    _release(held)
+    if verbose:
+        print(f"[unregister_cache_serialization] {', '.join(cls.__name__ for cls in held) or 'nothing'}")
 
 
 @contextlib.contextmanager

@@ -23,8 +23,8 @@ def _always_replaces_zeros(original: Any) -> Any:
                     " error."
                 )
 """,
-            "                no_word = image_text_alignment_mask == 0\n"
-            "                image_text_alignment_mask = image_text_alignment_mask.masked_fill(no_word, 1)\n",
+            "            no_word = image_text_alignment_mask == 0\n"
+            "            image_text_alignment_mask = image_text_alignment_mask.masked_fill(no_word, 1)\n",
         ),
     )
 

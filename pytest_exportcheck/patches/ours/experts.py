@@ -24,6 +24,7 @@ def experts_patches(model: Any, target: str) -> list[Patch]:
             why="torch.onnx has no function for transformers.grouped_mm_fallback; batched_mm is the same sum",
             versions=(("transformers", ">=5.24"),),
             wraps=True,
+            depends=("transformers.integrations.moe.batched_mm_experts_forward",),
             runtimes=("onnx", "torchscript"),
         )
     ]

@@ -32,9 +32,7 @@ def _pooled(positions: _Positions, config: Any, block: int) -> _Positions:
     return _Positions(1 - 2**block, 2**block, (left + 1) // 2 + 1)
 
 
-def _relative(
-    positions: _Positions, stride: int, pooled: _Positions, shift: int, device: Any
-) -> torch.Tensor:
+def _relative(positions: _Positions, stride: int, pooled: _Positions, shift: int, device: Any) -> Any:
     first = pooled.first - positions.first + shift * stride * pooled.count
     last = pooled.first - positions.last()
     # As torch.arange(first, last - 1, -stride): the number of steps down to last, both ends included.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from ..patch import Patch
+from ..patch import LOADED, Patch
 
 __all__ = ["rope_patches"]
 
@@ -62,6 +63,12 @@ def _classes(model: Any) -> Iterator[type]:
 
         yield LlamaRotaryEmbedding
         return
+    if model is LOADED:
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformers.models."):
+                own = [value for value in vars(module).values() if isinstance(value, type)]
+                yield from (cls for cls in own if cls.__module__ == name and hasattr(cls, "forward"))
+        return
     seen = set()
     for module in model.modules():
         types = getattr(module, "rope_type", None)
@@ -81,6 +88,7 @@ def rope_patches(model: Any, target: str) -> list[Patch]:
             versions=(("transformers", ">=5.24"),),
             wraps=True,
             owner=cls,
+            depends=("transformers.modeling_rope_utils.dynamic_rope_update",),
         )
         for cls in _classes(model)
         if _is_dynamic(cls.forward)  # type: ignore[attr-defined]

@@ -184,6 +184,14 @@ def vision_patches(model: Any, target: str) -> list[Patch]:
                 _precomputed,
                 why="positions and windows are made in a Python loop over the grid, which is data",
                 versions=_VERSIONS,
+                depends=tuple(
+                    f"transformers.vision_utils.{name}"
+                    for name in (
+                        "get_vision_position_ids",
+                        "get_vision_cu_seqlens",
+                        "get_vision_window_index",
+                    )
+                ),
                 wraps=True,
             )
             for path in towers
