@@ -29,7 +29,7 @@ class Leak:
     Attributes
     ----------
     place:
-        ``transformers.cache_utils.DynamicLayer.update``, ``pytree node ...DynamicCache``, ``vars(model) forward``.
+        ``transformers.cache_utils.DynamicLayer.update``, ``pytree node ...``, ``vars(model) forward``.
     change:
         ``changed``, ``added`` or ``removed``.
     """

@@ -19,6 +19,7 @@ from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree
 
 from . import caches
+from .layouts import Registration, describe_layout
 
 __all__ = [
     "FlatteningWarning",
@@ -26,6 +27,7 @@ __all__ = [
     "register_class_flattening",
     "register_class_serialization",
     "register_flattening_functions",
+    "registered_classes",
     "registration_owner",
     "unregister_cache_serialization",
     "unregister_class_flattening",
@@ -199,20 +201,42 @@ def register_flattening_functions(patch_transformers: bool | None = True) -> Ite
         _release(held)
 
 
+def _foreign(cls: type) -> str:
+    """Who registered `cls` before us, how, and what that means."""
+    found = describe_layout(cls, _pytree.SUPPORTED_NODES[cls].flatten_fn)
+    layout = f" ({found.layout})" if found.layout else ""
+    advice = (
+        "; exports of your own fail with it: call torch.onnx.export inside register_flattening_functions(), "
+        f"or do not register the class through {found.owner} in the same process"
+        if found.breaks_onnx
+        else ""
+    )
+    return (
+        f"{cls.__name__} was registered as a pytree node by {registration_owner(cls)!r}, in {found.owner}"
+        f"{layout}; its layout is replaced while pytest-exportcheck works and put back afterwards{advice}"
+    )
+
+
+def registered_classes() -> list[Registration]:
+    """How every class that is no container of Python flattens now, sorted by name."""
+    with _LOCK:
+        nodes = [(cls, node) for cls, node in _pytree.SUPPORTED_NODES.items() if isinstance(cls, type)]
+    found = [
+        describe_layout(cls, node.flatten_fn)
+        for cls, node in nodes
+        if cls.__module__ not in ("builtins", "collections")
+    ]
+    return sorted(found, key=lambda one: (one.cls.__module__, one.cls.__qualname__))
+
+
 def _hold(classes: list[type], held: list[type]) -> None:
     """Register each class, or count one more holder of it; `held` grows as it goes, also where it raises."""
     with _LOCK:
         for cls in classes:
             if cls not in _OURS:
-                owner = registration_owner(cls)
-                if owner is not None:
+                if registration_owner(cls) is not None:
                     # An exception where warnings are errors: the caller releases what is held already.
-                    warnings.warn(
-                        f"{cls.__name__} was registered as a pytree node by {owner!r}; "
-                        "its layout is replaced while pytest-exportcheck works and put back afterwards",
-                        FlatteningWarning,
-                        stacklevel=4,
-                    )
+                    warnings.warn(_foreign(cls), FlatteningWarning, stacklevel=4)
                 _REPLACED[cls] = _Saved(cls)
                 unregister_class_flattening(cls)
                 flatten, unflatten, with_keys = _functions(cls)
@@ -264,7 +288,7 @@ def unregister_class_serialization(cls: type, verbose: int = 0) -> None:
 def register_cache_serialization(
     patch_transformers: bool = True, patch_diffusers: bool = False, verbose: int = 0
 ) -> dict[type, bool]:
-    """Make the cache classes pytree nodes until `unregister_cache_serialization` gets what this returns.
+    """Make the cache classes pytree nodes until `unregister_cache_serialization` gets the result.
 
     Prefer `register_flattening_functions`, a context manager that cannot be left without undoing it.
 
@@ -292,7 +316,7 @@ def register_cache_serialization(
 
 
 def unregister_cache_serialization(undo: dict[type, bool], verbose: int = 0) -> None:
-    """Undo one `register_cache_serialization`: what was registered before is back. Twice does nothing more."""
+    """Undo one `register_cache_serialization`: what was registered before is back. Twice undoes nothing."""
     held = [cls for cls, ours in undo.items() if ours]
     undo.update(dict.fromkeys(held, False))
     _release(held)
