@@ -47,7 +47,7 @@ def function(x):
 
 @pytest.fixture
 def library() -> Iterator[Any]:
-    """A module ``patched_library`` with a second one that imported its function by name, and a table of it."""
+    """A module ``patched_library``, and one that imported its function by name and has a table of it."""
     module = types.ModuleType("patched_library")
     exec(compile(_SOURCE, "patched_library.py", "exec"), module.__dict__)
     user = types.ModuleType("user_of_library")
@@ -245,7 +245,10 @@ def _two_operators(x: Any) -> Any:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_calls_and_nodes_are_counted(library: Any, strict: bool) -> None:
-    patches = [Patch("patched_library.function", _two_operators), Patch("patched_library.Base.method", _method)]
+    patches = [
+        Patch("patched_library.function", _two_operators),
+        Patch("patched_library.Base.method", _method),
+    ]
     with applied(patches) as activity:
         program = torch.export.export(_Calls(), (torch.ones(2),), strict=strict)
     assert evidence(activity, program) == {

@@ -1,4 +1,4 @@
-"""Patch modes: users' own, parts of them, what they must not change, and the context manager without the plugin."""
+"""Patch modes: users' own, parts of them, what they must not change; and patches without the plugin."""
 
 from __future__ import annotations
 
@@ -116,7 +116,10 @@ def test_a_context_manager_is_a_mode(scope: Any) -> None:
         (3, r"mine: a int is no patches; expected a dict of dotted paths"),
         ({"forward": len}, r"mine: 'forward' is no dotted path"),
         ({PATH: 3}, r"is replaced by a int, no function"),
-        (type("P", (), {"_PATCHED_CLASS_": Layer, "_PATCHES_": ["gone"]}), r"_PATCHES_ names 'gone', which P lacks"),
+        (
+            type("P", (), {"_PATCHED_CLASS_": Layer, "_PATCHES_": ["gone"]}),
+            r"_PATCHES_ names 'gone', which P lacks",
+        ),
         (ModuleType("empty"), r"module empty has no class with _PATCHED_CLASS_"),
     ],
 )
@@ -126,7 +129,9 @@ def test_what_is_no_mode_is_refused(value: Any, message: str) -> None:
 
 
 def test_a_part_of_a_mode() -> None:
-    mode = PatchList("two", [lambda model, target: [Patch("torch.sin", torch.cos), Patch("torch.cos", torch.sin)]])
+    mode = PatchList(
+        "two", [lambda model, target: [Patch("torch.sin", torch.cos), Patch("torch.cos", torch.sin)]]
+    )
     with mode.subset(["torch.sin"]).apply(None, "torch"):
         assert torch.sin(torch.zeros(1)).item() == 1.0
         assert torch.cos(torch.zeros(1)).item() == 1.0
@@ -206,7 +211,9 @@ harmless_and_harmful = [{"torch.nn.functional.linear": lambda x, w, b=None: x @ 
 
 
 def test_a_users_mode_is_named_in_a_spec_by_its_file(tmp_path: Path) -> None:
-    run = make_run(tmp_path, _NET, extra='matrix: {exporters: [torch-export], patch_modes: [none, "net.py:Same"]}\n')
+    run = make_run(
+        tmp_path, _NET, extra='matrix: {exporters: [torch-export], patch_modes: [none, "net.py:Same"]}\n'
+    )
     known = {"exporters": ["torch-export"], "patch_modes": ["none"]}
     load_spec(tmp_path / "net.yaml", tmp_path, known=known)
     stage, error, record = verdict(run, "torch-export", "net.py:Same")
@@ -237,7 +244,10 @@ def test_a_users_mode_that_cannot_be_loaded(tmp_path: Path, mode: str, message: 
     [
         ("net.py:Other", r"Net\.step changes what the model computes on call 0: 1 of 1 outputs differ"),
         ("net.py:Longer", r"Net\.step changes what the model computes on call 0: 1 of 1 outputs differ"),
-        ("net.py:harmless_and_harmful", r"^stage patch: patch \S+\.Net\.step changes what the model computes"),
+        (
+            "net.py:harmless_and_harmful",
+            r"^stage patch: patch \S+\.Net\.step changes what the model computes",
+        ),
     ],
 )
 def test_a_patch_that_changes_a_result_fails_by_name(tmp_path: Path, mode: str, message: str) -> None:
@@ -250,7 +260,9 @@ def test_a_patch_that_changes_a_result_fails_by_name(tmp_path: Path, mode: str, 
 
 
 def test_two_patches_that_change_a_result_are_both_named(tmp_path: Path) -> None:
-    source = _NET + """
+    source = (
+        _NET
+        + """
 
 def two():
     raise AssertionError
@@ -258,6 +270,7 @@ def two():
 
 both = [Other, {"torch.nn.functional.linear": lambda x, w, b=None: x @ w.T + b + 1}]
 """
+    )
     _, error, _ = verdict(make_run(tmp_path, source), "torch-export", "net.py:both")
     assert error is not None
     assert error.message.startswith("patch mode net.py:both changes what the model computes")
@@ -265,7 +278,9 @@ both = [Other, {"torch.nn.functional.linear": lambda x, w, b=None: x @ w.T + b +
 
 
 def test_a_patch_under_which_eager_raises_fails_by_name(tmp_path: Path) -> None:
-    source = _NET + """
+    source = (
+        _NET
+        + """
 
 def refuses(self, x):
     raise RuntimeError("not while eager")
@@ -276,10 +291,14 @@ class Refuses:
     _PATCHES_ = ["step"]
     step = refuses
 """
+    )
     stage, error, _ = verdict(make_run(tmp_path, source), "torch-export", "net.py:Refuses")
     assert stage == "patch"
     assert error is not None
-    assert "Net.step changes what the model computes: eager raises RuntimeError: not while eager" in error.message
+    assert (
+        "Net.step changes what the model computes: eager raises RuntimeError: not while eager"
+        in error.message
+    )
 
 
 class _Branches(torch.nn.Module):
@@ -319,7 +338,9 @@ def test_torch_export_patches_applies_what_is_asked(capsys: pytest.CaptureFixtur
     assert torch.nn.functional.scaled_dot_product_attention is sdpa
     assert caches.DynamicSlidingWindowLayer.update is update
     assert registration_owner(caches.DynamicCache) is None
-    with torch_export_patches(patch_torch=True, patch_transformers=True, custom_patches=PatchedLayer, patch=False):
+    with torch_export_patches(
+        patch_torch=True, patch_transformers=True, custom_patches=PatchedLayer, patch=False
+    ):
         assert torch.nn.functional.scaled_dot_product_attention is sdpa
         assert registration_owner(caches.DynamicCache) == "pytest_exportcheck"
         assert Layer()(torch.ones(1)).item() == torch.ones(1).sin().item()

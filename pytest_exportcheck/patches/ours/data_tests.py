@@ -29,17 +29,6 @@ def _always_replaces_zeros(original: Any) -> Any:
     )
 
 
-def _always_pads(original: Any) -> Any:
-    return edited(
-        original,
-        (
-            "if attention_mask is not None and "
-            "(attention_mask.sum().item() < batch_size * attention_mask.shape[-1]):",
-            "if attention_mask is not None:",
-        ),
-    )
-
-
 def data_test_patches(model: Any, target: str) -> list[Patch]:
     """Where a test of data decides nothing that matters."""
     patches = [
@@ -47,13 +36,6 @@ def data_test_patches(model: Any, target: str) -> list[Patch]:
             "transformers.models.visual_bert.modeling_visual_bert.VisualBertEmbeddings.forward",
             _always_replaces_zeros,
             why="whether any divisor is 0 is asked in Python; replacing none of them changes nothing",
-            versions=_VERSIONS,
-            wraps=True,
-        ),
-        Patch(
-            "transformers.models.reformer.modeling_reformer.LSHSelfAttention._hash_vectors",
-            _always_pads,
-            why="whether anything is padded is asked in Python; an empty bucket for padding changes nothing",
             versions=_VERSIONS,
             wraps=True,
         ),
