@@ -19,14 +19,18 @@ __all__ = ["edited"]
 
 
 def edited(
-    original: Any, *changes: tuple[str, str], names: Mapping[str, Any] | None = None
+    original: Any,
+    *changes: tuple[str, str],
+    names: Mapping[str, Any] | None = None,
+    drop_decorators: bool = False,
 ) -> Callable[..., Any]:
     """`original` compiled again from its source with each ``(old, new)`` of `changes` made once.
 
     Parameters
     ----------
     original:
-        A plain function, without decorators and without variables of an enclosing function.
+        A plain function, without variables of an enclosing function, and without decorators unless they are
+        dropped: then the function that they wrap (`inspect.unwrap`).
     changes:
         Text as in the source, without the indentation that the whole function has.
     names:
@@ -54,8 +58,11 @@ def edited(
         source = source.replace(old, new)
     file = f"<{where}, patched>"
     tree = ast.parse(source)
-    if getattr(tree.body[0], "decorator_list", None):
+    definition = tree.body[0]
+    assert isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef))
+    if definition.decorator_list and not drop_decorators:
         raise PatchError(f"{where} is decorated: its source cannot be edited")
+    definition.decorator_list = []
     # Tracebacks and the stack traces of graph nodes show the edited lines.
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     scope = dict(original.__globals__) | dict(names or {})

@@ -9,6 +9,7 @@ from .ours.data_tests import data_test_patches
 from .ours.experts import experts_patches
 from .ours.funnel import funnel_patches
 from .ours.rope import rope_patches
+from .ours.scans import scan_patches
 from .ours.sliding_window import sliding_window_patches
 from .ours.states import state_patches
 from .ours.vision import vision_patches
@@ -24,6 +25,7 @@ _SOURCES = (
     data_test_patches,
     state_patches,
     funnel_patches,
+    scan_patches,
 )
 
 

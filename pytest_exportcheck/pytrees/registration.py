@@ -328,8 +328,10 @@ def unregister_cache_serialization(undo: dict[type, bool], verbose: int = 0) -> 
 def without_our_flattening() -> Iterator[None]:
     """Take our registrations out inside the block, for an exporter that relies on a layout of its own.
 
-    What the block registers is removed on exit, whatever class it is for, and ours are put back.
+    What the block registers is removed on exit, and ours are put back. A class of a module that was imported
+    in the block stays: outputs of transformers' models are registered when defined, and never again.
     """
+    loaded = set(sys.modules)
     with _LOCK:
         ours = [cls for cls in _OURS if registration_owner(cls) == "pytest_exportcheck"]
         before = set(_pytree.SUPPORTED_NODES).difference(ours)
@@ -341,6 +343,8 @@ def without_our_flattening() -> Iterator[None]:
     finally:
         with _LOCK:
             for cls in set(_pytree.SUPPORTED_NODES).difference(before):
+                if cls.__module__ not in loaded:
+                    continue
                 unregister_class_flattening(cls)
                 for table in _fx_tables():
                     table.pop(cls, None)

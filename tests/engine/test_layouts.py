@@ -71,3 +71,22 @@ def test_the_layout_of_executorch_is_named_replaced_and_put_back(tmp_path: Path)
     ) in lines
     assert "('pass', None)" in lines
     assert "call torch.onnx.export inside register_flattening_functions()" in lines[-1]
+
+
+def test_what_an_import_registers_stays() -> None:
+    """Outputs of transformers' models are registered when their class is defined, and never again."""
+    script = textwrap.dedent(
+        """
+        from torch.utils import _pytree
+        import transformers.cache_utils
+        from pytest_exportcheck.pytrees.registration import (
+            register_flattening_functions, without_our_flattening
+        )
+
+        with register_flattening_functions(), without_our_flattening():
+            from transformers.models.clip.modeling_clip import CLIPOutput
+        assert CLIPOutput in _pytree.SUPPORTED_NODES
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

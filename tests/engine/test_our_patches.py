@@ -172,6 +172,19 @@ def calls():
     return [((torch.rand(2, 5), torch.rand(3)), {}), ((torch.rand(4, 5), torch.rand(2)), {})]
 """
 
+_MAMBA = """
+def build_model():
+    config = T.MambaConfig(
+        vocab_size=99, hidden_size=8, num_hidden_layers=1, state_size=4, conv_kernel=4, expand=2,
+        time_step_rank=2,
+    )
+    return built(T.MambaForCausalLM, config)
+
+
+def calls():
+    return text((2, 7), (3, 11))
+"""
+
 _CASES = {
     "dynamic rope": (_ROPE, "torch-export", "transformers", "export", "LlamaRotaryEmbedding.forward"),
     "sliding window": (_MISTRAL, "torch-export", "transformers", "run", "DynamicSlidingWindowLayer.update"),
@@ -185,6 +198,7 @@ _CASES = {
         "resize",
         "LinearAttentionLayer.update_conv_state",
     ),
+    "mamba": (_MAMBA, "torch-export", "transformers", "export", "modeling_mamba.mamba_selective_scan"),
     "experts": (_MIXTRAL, "onnx-dynamo", "transformers", "convert", "moe.grouped_mm_experts_forward"),
     "masked rows": (_PADDED, "onnx-dynamo", "torch", "compare", "functional.scaled_dot_product_attention"),
     "repeat_interleave": (_REPEATED, "onnx-dynamo", "torch", "run", "Tensor.repeat_interleave"),
@@ -244,12 +258,12 @@ def test_mask_sizes_on_both_sides_of_the_window() -> None:
         for patch in TransformersPatches().patches(None, "torch")
         if patch.name.endswith("get_mask_sizes")
     ]
-    layer = DynamicSlidingWindowLayer(sliding_window=5)
 
     def sizes() -> list[Any]:
-        found = []
-        for seen in range(12):
-            layer.cumulative_length = seen
+        layer = DynamicSlidingWindowLayer(sliding_window=5)
+        found = [layer.get_mask_sizes(3)]
+        for _ in range(12):
+            layer.update(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
             found += [layer.get_mask_sizes(query) for query in (1, 3, 8)]
         return found
 

@@ -301,6 +301,38 @@ class Refuses:
     )
 
 
+_ITSELF = (
+    _NET
+    + """
+
+from pytest_exportcheck.patches.modes import PatchList
+from pytest_exportcheck.patches.user import as_patches
+
+
+def under_itself(*values):
+    patches = as_patches(values)
+    return PatchList("under-itself", [lambda model, target: patches], observed_under_itself=True)
+
+
+good = under_itself(Same)
+bad = under_itself(Same, {"torch.nn.functional.linear": lambda x, w, b=None: x @ w.T})
+"""
+)
+
+
+def test_a_mode_observed_under_itself_is_compared_with_plain_calls(tmp_path: Path) -> None:
+    run = make_run(tmp_path, _ITSELF)
+    stage, error, record = verdict(run, "torch-export", "net.py:good")
+    assert (stage, error) == ("pass", None)
+    assert record["observed_under"] == "net.py:good"
+    stage, error, _ = verdict(run, "torch-export", "net.py:bad")
+    assert stage == "patch"
+    assert error is not None
+    assert error.message.startswith(
+        "patch torch.nn.functional.linear changes what the model computes on call 0"
+    )
+
+
 class _Branches(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.shape[0] == 4:

@@ -32,12 +32,17 @@ def _update(original: Any) -> Any:
     return update
 
 
-def _get_mask_sizes(self: Any, query_length: int) -> tuple[Any, Any]:
-    before = self.sliding_window - 1
-    seen = self.cumulative_length
-    kept = torch.sym_min(seen, before)  # type: ignore[no-untyped-call]
-    dropped = torch.sym_max(seen - before, 0)  # type: ignore[no-untyped-call]
-    return kept + query_length, dropped
+def _get_mask_sizes(original: Any) -> Any:
+    def get_mask_sizes(self: Any, query_length: int) -> tuple[Any, Any]:
+        if self.record_past or self.sliding_window < 2:
+            sizes: tuple[Any, Any] = original(self, query_length)
+            return sizes
+        # What is kept is the smaller of what was seen and the window, and has a size: no test, and no minimum
+        # of sizes, which the ONNX exporter makes a scalar where a shape is wanted.
+        kept = self.keys.shape[-2] if self.is_initialized and self.keys.dim() > 1 else 0
+        return kept + query_length, self.cumulative_length - kept
+
+    return get_mask_sizes
 
 
 def sliding_window_patches(model: Any, target: str) -> list[Patch]:
@@ -51,5 +56,5 @@ def sliding_window_patches(model: Any, target: str) -> list[Patch]:
     link = "https://github.com/huggingface/transformers/pull/49542"
     return [
         Patch(f"{layer}.update", _update, why=why, versions=versions, link=link, wraps=True),
-        Patch(f"{layer}.get_mask_sizes", _get_mask_sizes, why=why, versions=versions, link=link),
+        Patch(f"{layer}.get_mask_sizes", _get_mask_sizes, why=why, versions=versions, link=link, wraps=True),
     ]
