@@ -341,27 +341,33 @@ def _export(
     except Exception as error:
         # Made from a call that lacks an argument and its stand-in: no exporter is to blame.
         raise _refusal(error, "observe", "eager refuses the arguments to export with") from error
-    with (
-        fresh_dispatch(),
-        mode.apply(observation.model, runtime) as activity,
-        flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
-    ):
-        request = ExportRequest(
-            model=target.module,
-            kwargs=kwargs,
-            dynamic_shapes=dynamic_arguments(kwargs, graph.shapes),
-            dynamic_names=named_arguments(kwargs, graph.shapes),
-            input_paths=[path for n, v in kwargs.items() for path, _ in flatten_with_paths(v, n)],
-            output_paths=[path for path, _ in outputs],
-            output_tensor_paths=[path for path, leaf in outputs if isinstance(leaf, torch.Tensor)],
-            shapes=graph.shapes,
-            options=dict(observation.spec.exporter_options.get(exporter.name, {})),
-            stage=stages.inside,
-            mode=mode,
-        )
-        exported = exporter.export(request)
-    if activity is not None:
-        record["patches"] = evidence(activity, exported.program)
+    activity: Any = None
+    exported: Any = None
+    try:
+        with (
+            fresh_dispatch(),
+            mode.apply(observation.model, runtime) as activity,
+            flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
+        ):
+            request = ExportRequest(
+                model=target.module,
+                kwargs=kwargs,
+                dynamic_shapes=dynamic_arguments(kwargs, graph.shapes),
+                dynamic_names=named_arguments(kwargs, graph.shapes),
+                input_paths=[path for n, v in kwargs.items() for path, _ in flatten_with_paths(v, n)],
+                output_paths=[path for path, _ in outputs],
+                output_tensor_paths=[path for path, leaf in outputs if isinstance(leaf, torch.Tensor)],
+                shapes=graph.shapes,
+                options=dict(observation.spec.exporter_options.get(exporter.name, {})),
+                stage=stages.inside,
+                mode=mode,
+            )
+            exported = exporter.export(request)
+    finally:
+        # Also of an export that failed: the patches it went through.
+        found = evidence(activity, getattr(exported, "program", None))
+        if found:
+            record["patches"] = found
     return exported, request
 
 
