@@ -77,7 +77,10 @@ class Patch:
 
     def __post_init__(self) -> None:
         if not self.name:
-            object.__setattr__(self, "name", self.target)
+            # A file next to a spec is imported under a name with a digest of its path.
+            object.__setattr__(
+                self, "name", re.sub(r"^_exportcheck_(\w+)_[0-9a-f]{12}\.", r"\1.", self.target)
+            )
         if self.scope is None and "." not in self.target:
             raise PatchError(f"patch {self.target!r}: the target is a dotted path, package.module.name")
 

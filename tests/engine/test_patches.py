@@ -110,6 +110,7 @@ def test_hf_does_not_change_what_the_model_computes(hf: HfPatches, model: torch.
 
 def test_the_internals_of_transformers_are_where_they_were() -> None:
     _internals(
+        "_PATCHES",
         "apply_patches",
         "reset_model_state",
         "_ONNX_TRANSLATION_TABLE",

@@ -62,6 +62,7 @@ def scan_patches(model: Any, target: str) -> list[Patch]:
             why="a Python loop over the prompt fixes its length in the graph",
             versions=(("transformers", ">=5.24"),),
             wraps=True,
+            runtimes=("torch", "onnx"),
         )
         for name in ("mamba", "falcon_mamba", "jamba")
     ]

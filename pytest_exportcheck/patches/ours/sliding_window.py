@@ -53,8 +53,19 @@ def sliding_window_patches(model: Any, target: str) -> list[Patch]:
     )
     layer = "transformers.cache_utils.DynamicSlidingWindowLayer"
     versions = (("transformers", ">=5.24"),)
+    runtimes = ("torch", "onnx")  # sizes are tensors under torch.jit.trace, which has no minimum of them
     link = "https://github.com/huggingface/transformers/pull/49542"
     return [
-        Patch(f"{layer}.update", _update, why=why, versions=versions, link=link, wraps=True),
-        Patch(f"{layer}.get_mask_sizes", _get_mask_sizes, why=why, versions=versions, link=link, wraps=True),
+        Patch(
+            f"{layer}.update", _update, why=why, versions=versions, link=link, wraps=True, runtimes=runtimes
+        ),
+        Patch(
+            f"{layer}.get_mask_sizes",
+            _get_mask_sizes,
+            why=why,
+            versions=versions,
+            link=link,
+            wraps=True,
+            runtimes=runtimes,
+        ),
     ]
