@@ -218,6 +218,28 @@ def test_it_cures(tmp_path: Path, name: str) -> None:
     assert set(called) <= set(record["patches"]["nodes"])
 
 
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_a_padded_batch_past_the_window(tmp_path: Path, exporter: str) -> None:
+    """The mask is as long as everything seen, the cache holds the last of it: which columns are masked?"""
+    source = (
+        _MISTRAL.partition("def calls")[0]
+        + """
+def calls(model):
+    mask = ones(2, 5)
+    mask[0, :3] = 0
+    model.generate(
+        input_ids=ids(2, 5), attention_mask=mask, max_new_tokens=5, min_new_tokens=5, do_sample=False
+    )
+"""
+    )
+    # Sizes made up by resizing have a mask longer than what a cache that is not full can have seen.
+    run = make_run(tmp_path, _HEAD + source, extra="resize: off\n")
+    assert verdict(run, exporter)[0] != "pass"
+    stage, error, record = verdict(run, exporter, "transformers")
+    assert (stage, error) == ("pass", None)
+    assert record["patches"]["called"]["transformers.masking_utils._preprocess_mask_arguments"]
+
+
 @pytest.mark.parametrize("name", ["sliding window", "qwen2_5_vl tower"])
 def test_eager_is_the_same_under_it(tmp_path: Path, name: str) -> None:
     """Beyond the calls of the case: several steps with a cache, and grids of every shape."""

@@ -45,6 +45,37 @@ def _get_mask_sizes(original: Any) -> Any:
     return get_mask_sizes
 
 
+def _mask_of_what_is_kept(original: Any) -> Any:
+    def _preprocess_mask_arguments(
+        config: Any,
+        inputs_embeds: torch.Tensor,
+        attention_mask: Any,
+        cache: Any,
+        position_ids: Any,
+        layer_idx: int | None,
+        encoder_hidden_states: Any = None,
+    ) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = original(
+            config, inputs_embeds, attention_mask, cache, position_ids, layer_idx, encoder_hidden_states
+        )
+        done, mask, packed, q_length, kv_length, _, _ = found
+        if done or layer_idx is None or not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+            return found
+        from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
+
+        # Eager knows how much was dropped, a trace does not: there the mask is as long as all that was seen,
+        # and its last columns are for what is kept. Chunks count from the first token: not known either.
+        if not torch.compiler.is_exporting() or getattr(config, "attention_chunk_size", None) is not None:
+            return found
+        if type(cache) is not DynamicCache or type(cache.layers[layer_idx]) is not DynamicSlidingWindowLayer:
+            return found
+        total = mask.shape[-1]
+        columns = torch.arange(kv_length, device=mask.device) + (total - kv_length)
+        return done, mask.index_select(1, columns), packed, q_length, kv_length, kv_length - q_length, 0
+
+    return _preprocess_mask_arguments
+
+
 def sliding_window_patches(model: Any, target: str) -> list[Patch]:
     """One graph on both sides of the window."""
     why = (
@@ -65,6 +96,14 @@ def sliding_window_patches(model: Any, target: str) -> list[Patch]:
             why=why,
             versions=versions,
             link=link,
+            wraps=True,
+            runtimes=runtimes,
+        ),
+        Patch(
+            "transformers.masking_utils._preprocess_mask_arguments",
+            _mask_of_what_is_kept,
+            why="past the window a trace does not know how much was dropped, and masks the wrong columns",
+            versions=versions,
             wraps=True,
             runtimes=runtimes,
         ),
