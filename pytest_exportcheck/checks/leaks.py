@@ -7,6 +7,7 @@ of packages named by the caller) are compared by identity, registries by their k
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -71,13 +72,13 @@ def snapshot(
         for name, module in list(sys.modules.items())
         if isinstance(module, ModuleType) and (name.partition(".")[0] in packages or name in modules)
     )
-    values = dict(_values(names, models))
+    values = _quietly(names, models)
     return Snapshot(values, names, tuple(packages), models)
 
 
 def difference(before: Snapshot) -> list[Leak]:
     """What has changed since `before`, sorted by place. Modules imported meanwhile are no leak."""
-    after = dict(_values(before.modules, before.models))
+    after = _quietly(before.modules, before.models)
     leaks = []
     for place in before.values.keys() | after.keys():
         if place not in after:
@@ -87,6 +88,13 @@ def difference(before: Snapshot) -> list[Leak]:
         elif not _same(before.values[place], after[place]):
             leaks.append(Leak(place, "changed", f"{_text(before.values[place])} to {_text(after[place])}"))
     return sorted(leaks, key=lambda leak: leak.place)
+
+
+def _quietly(modules: frozenset[str], models: Sequence[torch.nn.Module]) -> dict[str, Any]:
+    # Some attributes of torch are objects that warn when they are looked at.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return dict(_values(modules, models))
 
 
 def _same(before: Any, after: Any) -> bool:
