@@ -27,6 +27,7 @@ from pytest_exportcheck.patches.patch import Patch
 from pytest_exportcheck.patches.registry import load_patch_mode
 from pytest_exportcheck.patches.user import as_mode, as_patches
 from pytest_exportcheck.pytrees.registration import registration_owner
+from pytest_exportcheck.registry import PATCH_MODES
 from pytest_exportcheck.spec import load_spec
 
 from .helpers import make_run, verdict
@@ -331,6 +332,28 @@ def test_a_mode_observed_under_itself_is_compared_with_plain_calls(tmp_path: Pat
     assert error.message.startswith(
         "patch torch.nn.functional.linear changes what the model computes on call 0"
     )
+
+
+def test_the_record_of_a_failed_export_has_its_patches(tmp_path: Path) -> None:
+    source = _NET.replace("return self.step(self.linear(x))", "return self.step(x) if x.sum() > 0 else x")
+    stage, _, record = verdict(make_run(tmp_path, source), "torch-export", "net.py:Same")
+    assert stage == "export"
+    assert record["patches"]["active"] == 1
+    assert "nodes" not in record["patches"]
+
+
+@pytest.mark.parametrize("value", [{PATH: PatchedLayer.forward}, PatchedLayer, _settings])
+def test_what_a_hook_or_an_entry_point_may_hold(value: Any) -> None:
+    PATCH_MODES.register("held", value)
+    try:
+        mode = load_patch_mode("held")
+        assert mode.name == "held"  # type: ignore[attr-defined]
+        layer = Layer()
+        with mode.apply(layer, "torch") as activity:  # type: ignore[attr-defined]
+            layer(torch.zeros(1))
+            assert len(activity.patches) == 1
+    finally:
+        PATCH_MODES.unregister("held")
 
 
 class _Branches(torch.nn.Module):
