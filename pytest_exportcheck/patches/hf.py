@@ -44,8 +44,11 @@ def _internals(*names: str) -> list[Any]:
 
 def _registered(backend: str) -> list[Patch]:
     (registry,) = _internals("_PATCHES")
+    if not registry.get(backend):
+        # A mode without its patches would pass for one with them.
+        raise PatchError(f"patch mode hf: transformers.exporters has no patches for {backend!r}")
     found = []
-    for owner, attribute, factory in registry.get(backend, []):
+    for owner, attribute, factory in registry[backend]:
         text = inspect.getdoc(factory) or ""
         link = re.search(r"https?://[^\s)]+[^\s).,;`]", text)
         target = f"{owner}.{attribute}"
@@ -68,7 +71,10 @@ def _registered(backend: str) -> list[Patch]:
 
 def _hf_patches(model: torch.nn.Module | None, target: str) -> list[Patch]:
     try:
-        _internals("_ONNX_TRANSLATION_TABLE" if target == "onnx" else "apply_patches")  # fills the registries
+        # The registries are filled when these modules are imported.
+        (reset,) = _internals("reset_model_state")
+        if target == "onnx":
+            _internals("_ONNX_TRANSLATION_TABLE")
     except ImportError as error:
         raise PatchError(f"patch mode hf needs transformers with transformers.exporters: {error}") from error
     # Their order: onnx outside dynamo.
@@ -76,7 +82,6 @@ def _hf_patches(model: torch.nn.Module | None, target: str) -> list[Patch]:
     if model is not None:
         patches = [patch for patch in patches if module_loaded(patch.target)]
     if target != "eager":
-        (reset,) = _internals("reset_model_state")
         patches.append(
             Patch(
                 "state that the model keeps between calls",
