@@ -60,8 +60,12 @@ def check_patches(
             return _spec_calls(observation, graph)
 
         _refuse(mode, model, "eager", plain, observe_again, tolerances, grows=True, calls=graph)
-        with mode.apply(model, "eager"):
-            _refuse(mode, model, target, recorded, replay, tolerances, grows=False, calls=graph)
+        with mode.apply(model, "eager") as outer:
+            # These cannot be left out inside the block, and were compared above.
+            settled = frozenset(outer.patches) if isinstance(outer, Activity) else frozenset()
+            _refuse(
+                mode, model, target, recorded, replay, tolerances, grows=False, calls=graph, settled=settled
+            )
     else:
         _refuse(mode, model, target, recorded, replay, tolerances, grows=False, calls=graph)
 
@@ -98,11 +102,12 @@ def _refuse(
     *,
     grows: bool,
     calls: GraphObservation,
+    settled: frozenset[str] = frozenset(),
 ) -> None:
     found, activity = _under(mode, model, target, expected, run, tolerances, grows)
     if not found:
         return
-    culprits = list(_culprits(mode, activity, model, target, expected, run, tolerances, grows))
+    culprits = list(_culprits(mode, activity, model, target, expected, run, tolerances, grows, settled))
     named = f"patch {culprits[0]}" if len(culprits) == 1 else f"patch mode {mode.name}"
     message, details = found
     position, text = message
@@ -180,12 +185,13 @@ def _culprits(
     run: Callable[[], list[Leaves]],
     tolerances: Tolerances,
     grows: bool,
+    settled: frozenset[str],
 ) -> Iterator[str]:
     """The patches without which nothing differs, of those that were called; else those that differ alone."""
     if not isinstance(mode, PatchList):
         return
     names = list(activity.patches)
-    suspects = [name for name in names if activity.calls.get(name, 1)]
+    suspects = [name for name in names if activity.calls.get(name, 1) and name not in settled]
 
     def differs(kept: Sequence[str]) -> bool:
         found, _ = _under(mode.subset(kept), model, target, expected, run, tolerances, grows)
