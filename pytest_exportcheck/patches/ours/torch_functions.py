@@ -49,16 +49,13 @@ def _repeat_by_expanding(original: Any) -> Any:
 
 def torch_patches(model: Any, target: str) -> list[Patch]:
     """Every patch of torch."""
-    why_repeat = (
-        "the ONNX function of aten.repeat_interleave.self_int is wrong along an axis whose size is not 1"
-    )
+    why_repeat = "the ONNX graph of aten.repeat_interleave.self_int fails at run time when the repeats are a dynamic size"
     return [
         Patch(
             "torch.nn.functional.scaled_dot_product_attention",
             _masked_rows_are_zero,
-            why="a row whose mask allows nothing is 0 in torch, and the mean of the values in the ONNX graph",
+            why="a row whose mask allows nothing is 0 in torch, and something else in the ONNX graph",
             versions=_TORCH,
-            link="https://github.com/pytorch/pytorch/issues/103749",
             wraps=True,
             runtimes=("onnx",),
         ),
