@@ -49,7 +49,9 @@ def _repeat_by_expanding(original: Any) -> Any:
 
 def torch_patches(model: Any, target: str) -> list[Patch]:
     """Every patch of torch."""
-    why_repeat = "the ONNX graph of aten.repeat_interleave.self_int fails at run time when the repeats are a dynamic size"
+    why_repeat = (
+        "the ONNX graph of aten.repeat_interleave.self_int fails to run with a dynamic number of repeats"
+    )
     return [
         Patch(
             "torch.nn.functional.scaled_dot_product_attention",
