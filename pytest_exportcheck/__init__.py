@@ -51,6 +51,14 @@ _PUBLIC = {
     "register_class_flattening": "pytest_exportcheck.pytrees",
     "register_flattening_functions": "pytest_exportcheck.pytrees",
     "unregister_class_flattening": "pytest_exportcheck.pytrees",
+    "register_class_serialization": "pytest_exportcheck.pytrees.registration",
+    "unregister_class_serialization": "pytest_exportcheck.pytrees.registration",
+    "register_cache_serialization": "pytest_exportcheck.pytrees.registration",
+    "unregister_cache_serialization": "pytest_exportcheck.pytrees.registration",
+    "Patch": "pytest_exportcheck.patches.patch",
+    "StaticAxisError": "pytest_exportcheck.patches.stop_if_static",
+    "torch_export_patches": "pytest_exportcheck.patches.api",
+    "torch_export_rewrite": "pytest_exportcheck.patches.api",
 }
 
 __all__ = [
@@ -63,7 +71,9 @@ __all__ = [
     "InputObserverInfo",
     "ModelSpec",
     "ObserverWarning",
+    "Patch",
     "SpecError",
+    "StaticAxisError",
     "__version__",
     "assert_dynamic_shapes",
     "assert_export",
@@ -84,17 +94,23 @@ __all__ = [
     "make_encoder_decoder_cache",
     "make_static_cache",
     "max_diff",
+    "register_cache_serialization",
     "register_class_flattening",
+    "register_class_serialization",
     "register_flattening_functions",
     "replacement_before_exporting",
     "string_diff",
     "string_type",
     "torch_deepcopy",
+    "torch_export_patches",
+    "torch_export_rewrite",
     "unflatten_base_model_output",
     "unflatten_dynamic_cache",
     "unflatten_encoder_decoder_cache",
     "unflatten_static_cache",
+    "unregister_cache_serialization",
     "unregister_class_flattening",
+    "unregister_class_serialization",
 ]
 
 __version__ = "0.1.0"
@@ -105,6 +121,9 @@ if TYPE_CHECKING:
     from .checks.max_diff import max_diff, string_diff
     from .errors import STAGES, ExportCheckError, SpecError
     from .observe import InputCandidate, InputObserver, InputObserverInfo, ObserverWarning
+    from .patches.api import torch_export_patches, torch_export_rewrite
+    from .patches.patch import Patch
+    from .patches.stop_if_static import StaticAxisError
     from .pytrees import register_class_flattening, register_flattening_functions, unregister_class_flattening
     from .pytrees.make import (
         CacheKeyValue,
@@ -128,6 +147,12 @@ if TYPE_CHECKING:
         unflatten_dynamic_cache,
         unflatten_encoder_decoder_cache,
         unflatten_static_cache,
+    )
+    from .pytrees.registration import (
+        register_cache_serialization,
+        register_class_serialization,
+        unregister_cache_serialization,
+        unregister_class_serialization,
     )
     from .pytrees.string_type import string_type
     from .spec import ModelSpec, load_spec

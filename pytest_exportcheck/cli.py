@@ -92,6 +92,29 @@ def schema() -> None:
     click.echo(schema_text(), nl=False)
 
 
+@cli.command()
+@click.option(
+    "--mode",
+    "modes",
+    multiple=True,
+    metavar="NAME",
+    help="A patch mode, or yours as file.py:name or package.module:name (repeatable; default: ours, hf).",
+)
+@click.option("--diff", is_flag=True, help="Show each patch as a diff against the original.")
+@click.option("--lint", is_flag=True, help="Compare with the lock: exit status 1 on an error.")
+@click.option("--write-lock", is_flag=True, help="Write the lock from what is installed.")
+@click.option(
+    "--lock",
+    type=_FILE,
+    help="The lock (default: the one that ships, or patches.lock.json here for a mode of yours).",
+)
+def patches(modes: tuple[str, ...], diff: bool, lint: bool, write_lock: bool, lock: Path | None) -> int:
+    """List the patches of the patch modes, and see if they are stale."""
+    from .cli_patches import run_patches
+
+    return run_patches(modes, diff, lint, write_lock, lock)
+
+
 # Reports.
 
 

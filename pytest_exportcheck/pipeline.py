@@ -21,6 +21,7 @@ from .cases import CaseId
 from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances, compare_leaves
 from .checks.eager import check_eager
+from .checks.equivalence import check_patches
 from .checks.frozen import frozen_axes, frozen_in_onnx, frozen_in_program
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
 from .checks.inputs import refuse_baked_inputs
@@ -53,6 +54,7 @@ from .exporters.rnn import fresh_dispatch
 from .observe.infer import ConstantLeaf
 from .observe.observation import GraphObservation, Observation, last_lines, observe
 from .patches.base import PatchMode
+from .patches.evidence import evidence
 from .patches.registry import load_patch_mode
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
@@ -222,7 +224,7 @@ class SpecRun:
 
     def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
         where = _device_index(device)
-        with register_flattening_functions(None), _load_mode(mode).apply(model, "eager"):
+        with register_flattening_functions(None), _load_mode(mode, self.spec).apply(model, "eager"):
             plans = build_calls(self.spec, where, dtype)
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
@@ -320,9 +322,9 @@ def _explain(observation: CheckedObservation, golden: str) -> list[str]:
     return notes
 
 
-def _load_mode(name: str) -> PatchMode:
+def _load_mode(name: str, spec: ModelSpec) -> PatchMode:
     try:
-        mode = load_patch_mode("none" if name == OWN else name)
+        mode = load_patch_mode("none" if name == OWN else name, spec.folder)
     except LookupError as error:
         raise PatchError(str(error)) from None
     return cast(PatchMode, mode)
@@ -390,6 +392,7 @@ def _export(
     stages: _Stages,
     watch: CaptureWatch,
     captured: CapturedProgram,
+    record: dict[str, Any],
 ) -> tuple[Exported, ExportRequest]:
     runtime = str(getattr(exporter, "target", "torch"))
     target = graph.target
@@ -399,28 +402,37 @@ def _export(
     except Exception as error:
         # Made from a call that lacks an argument and its stand-in: no exporter is to blame.
         raise _refusal(error, "observe", "eager refuses the arguments to export with") from error
-    with (
-        fresh_dispatch(),
-        mode.apply(observation.model, runtime),
-        flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
-    ):
-        request = ExportRequest(
-            model=target.module,
-            kwargs=kwargs,
-            dynamic_shapes=dynamic_arguments(kwargs, graph.shapes),
-            dynamic_names=named_arguments(kwargs, graph.shapes),
-            input_paths=[path for n, v in kwargs.items() for path, _ in flatten_with_paths(v, n)],
-            output_paths=[path for path, _ in outputs],
-            output_tensor_paths=[path for path, leaf in outputs if isinstance(leaf, torch.Tensor)],
-            shapes=graph.shapes,
-            options=dict(observation.spec.exporter_options.get(exporter.name, {})),
-            stage=stages.inside,
-            mode=mode,
-            captured=captured.check,
-        )
-        watch.inputs(kwargs)
-        with watch:
-            return exporter.export(request), request
+    activity: Any = None
+    exported: Any = None
+    try:
+        with (
+            fresh_dispatch(),
+            mode.apply(observation.model, runtime) as activity,
+            flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
+        ):
+            request = ExportRequest(
+                model=target.module,
+                kwargs=kwargs,
+                dynamic_shapes=dynamic_arguments(kwargs, graph.shapes),
+                dynamic_names=named_arguments(kwargs, graph.shapes),
+                input_paths=[path for n, v in kwargs.items() for path, _ in flatten_with_paths(v, n)],
+                output_paths=[path for path, _ in outputs],
+                output_tensor_paths=[path for path, leaf in outputs if isinstance(leaf, torch.Tensor)],
+                shapes=graph.shapes,
+                options=dict(observation.spec.exporter_options.get(exporter.name, {})),
+                stage=stages.inside,
+                mode=mode,
+                captured=captured.check,
+            )
+            watch.inputs(kwargs)
+            with watch:
+                exported = exporter.export(request)
+    finally:
+        # Also of an export that failed: the patches it went through.
+        found = evidence(activity, getattr(exported, "program", None))
+        if found:
+            record["patches"] = found
+    return exported, request
 
 
 def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: dict[str, Any]) -> None:
@@ -462,7 +474,7 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
     assert case.patch_mode is not None
     spec = run.spec
     stages("load")
-    mode = _load_mode(case.patch_mode)
+    mode = _load_mode(case.patch_mode, spec)
     exporter = _load_exporter(case.exporter)
     under = _observed_under(exporter, case, mode)
     observation = run.observe(case.device, case.dtype, under, stages)
@@ -479,21 +491,15 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         warnings=list(graph.shapes.warnings),
     )
     tolerances = tolerances_of(spec, case.device, case.dtype)
-    with register_flattening_functions(None), _load_mode(under).apply(observation.model, "eager"):
-        stages("patch")
-        try:
-            with mode.apply(observation.model, "eager"):
-                pass
-        except PatchError:
-            raise
-        except Exception as error:
-            raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
+    stages("patch")
+    _check_mode(mode, observation, graph, str(getattr(exporter, "target", "torch")), tolerances)
+    with register_flattening_functions(None), _load_mode(under, spec).apply(observation.model, "eager"):
         stages("export")
         changed: list[str] = []
         state = model_state(observation.model, attributes=False)
         watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         try:
-            exported, request = _export(exporter, mode, observation, graph, stages, watch, captured)
+            exported, request = _export(exporter, mode, observation, graph, stages, watch, captured, record)
         except ExportCheckError:
             if captured.differs:
                 blame_stand_ins(graph, tolerances)
@@ -563,6 +569,21 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             # Eager may keep what it saw (a table of positions that grew): the next case gets a new model.
             if _changed(observation, graph, state, tolerances):
                 run.forget(case.device, case.dtype)
+
+
+def _check_mode(
+    mode: PatchMode, observation: Observation, graph: GraphObservation, target: str, tolerances: Tolerances
+) -> None:
+    """Whether the patches can be applied and leave every observed output as it is."""
+    if mode.name == "none":
+        return
+    try:
+        with register_flattening_functions(None):
+            check_patches(mode, observation, graph, target, tolerances)
+    except PatchError:
+        raise
+    except Exception as error:
+        raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
 
 
 def _changed(

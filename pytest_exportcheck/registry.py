@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 __all__ = [
     "EXPORTERS",
@@ -71,7 +72,9 @@ class Registry:
         """The object called `name`; a class is instantiated once. `LookupError` if the name is unknown."""
         if name not in self._loaded:
             value = self._find(name)
-            self._loaded[name] = value() if isinstance(value, type) else value
+            # A class that says what it patches is a list of patches, and no mode.
+            plain = not isinstance(value, type) or hasattr(value, "_PATCHED_CLASS_")
+            self._loaded[name] = value if plain else value()  # type: ignore[operator]
         return self._loaded[name]
 
     def _find(self, name: str) -> object:
@@ -156,6 +159,10 @@ PATCH_MODES = Registry(
     # Also in pyproject.toml; repeated here for a source tree that is on sys.path without being installed.
     builtin={
         "none": "pytest_exportcheck.patches.none:NoPatches",
+        "torch": "pytest_exportcheck.patches.modes:TorchPatches",
+        "transformers": "pytest_exportcheck.patches.modes:TransformersPatches",
+        "rewrite": "pytest_exportcheck.patches.modes:RewritePatches",
+        "all": "pytest_exportcheck.patches.modes:AllPatches",
         "hf": "pytest_exportcheck.patches.hf:HfPatches",
     },
 )
@@ -166,9 +173,16 @@ def patch_mode_names() -> list[str]:
     return PATCH_MODES.names()
 
 
-def load_patch_mode(name: str) -> object:
-    """The patch mode called `name`, imported and instantiated; `LookupError` if nobody registered it."""
-    return PATCH_MODES.load(name)
+def load_patch_mode(name: str, folder: Path | None = None) -> object:
+    """The patch mode called `name`, imported and instantiated; `LookupError` if nobody registered it.
+
+    ``file.py:name`` is looked up in `folder`, the spec's; `PatchError` if it cannot be loaded.
+    """
+    from .patches.user import as_mode, load_mode
+
+    if ":" in name and name not in PATCH_MODES.names():
+        return load_mode(name, folder or Path.cwd())
+    return as_mode(name, PATCH_MODES.load(name))
 
 
 def register_patch_mode(name: str, mode: object) -> None:

@@ -38,17 +38,17 @@ def perform(
 
     entered("load")
     with foreign_exits(lambda: stage):
-        from .. import pipeline
+        from ..pipeline import check_shapes, facts_of, run_case
 
         if work.case.exporter is not None:
-            pipeline.run_case(run(), work.case, entered, record)
+            run_case(run(), work.case, entered, record)
             return
         observation = run().observe(work.case.device, work.case.dtype, enter=entered)
         entered("shapes")
-        record.update(pipeline.facts_of(observation))
+        record.update(facts_of(observation))
         record["golden_exists"] = work.golden is not None
         try:
-            pipeline.check_shapes(observation, work.golden, work.golden_name)
+            check_shapes(observation, work.golden, work.golden_name)
         except ShapesError:
             try:
                 record["proposed_golden"] = observation.golden_text(work.golden_name)

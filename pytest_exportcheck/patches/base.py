@@ -25,7 +25,7 @@ class PatchMode(Protocol):
     name: str
     observed_under_itself: bool
 
-    def apply(self, model: torch.nn.Module, target: str) -> AbstractContextManager[None]:
+    def apply(self, model: torch.nn.Module, target: str) -> AbstractContextManager[Any]:
         """Context manager in which the changes are active; everything is restored on exit, also after errors.
 
         Parameters
@@ -33,6 +33,8 @@ class PatchMode(Protocol):
         target:
             ``eager`` while observing; while exporting the exporter's `target`: ``torch``, ``onnx`` (an
             ExportedProgram on its way to ONNX) or ``torchscript``.
+
+        The block may be given an `engine.Activity`, from which the record says which patches were called.
         """
         ...
 

@@ -7,13 +7,15 @@ checked on transformers 5.24, they move between versions).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+import re
 from typing import Any
 
 import torch
 
 from ..errors import PatchError
-from .none import NoPatches
+from .modes import PatchList
+from .patch import Patch, module_loaded
 
 __all__ = ["HfPatches"]
 
@@ -40,32 +42,65 @@ def _internals(*names: str) -> list[Any]:
     return found
 
 
-class HfPatches(NoPatches):
+def _registered(backend: str) -> list[Patch]:
+    (registry,) = _internals("_PATCHES")
+    if not registry.get(backend):
+        # A mode without its patches would pass for one with them.
+        raise PatchError(f"patch mode hf: transformers.exporters has no patches for {backend!r}")
+    found = []
+    for owner, attribute, factory in registry[backend]:
+        text = inspect.getdoc(factory) or ""
+        link = re.search(r"https?://[^\s)]+[^\s).,;`]", text)
+        target = f"{owner}.{attribute}"
+        found.append(
+            Patch(
+                target,
+                factory,
+                why=text.partition("\n")[0],
+                link=link.group(0) if link else "",
+                wraps=True,
+                # Their registry lists the places where a function is imported by name, and passes over
+                # targets that are absent.
+                everywhere=False,
+                optional=True,
+                name=f"{backend}:{target}",
+            )
+        )
+    return found
+
+
+def _hf_patches(model: torch.nn.Module | None, target: str) -> list[Patch]:
+    try:
+        # The registries are filled when these modules are imported.
+        (reset,) = _internals("reset_model_state")
+        if target == "onnx":
+            _internals("_ONNX_TRANSLATION_TABLE")
+    except ImportError as error:
+        raise PatchError(f"patch mode hf needs transformers with transformers.exporters: {error}") from error
+    # Their order: onnx outside dynamo.
+    patches = [*(_registered("onnx") if target == "onnx" else []), *_registered("dynamo")]
+    if model is not None:
+        patches = [patch for patch in patches if module_loaded(patch.target)]
+    if target != "eager":
+        patches.append(
+            Patch(
+                "state that the model keeps between calls",
+                scope=reset if model is not None else lambda model: contextlib.nullcontext(),
+                why="transformers.exporters clears it while it exports",
+                name="reset_model_state",
+            )
+        )
+    return patches
+
+
+class HfPatches(PatchList):
     """The ``dynamo`` registry of transformers.exporters; for ONNX its ``onnx`` registry and fixes too.
 
     It traces sliding-window layers as full caches, so calls are observed with it active.
     """
 
-    name = "hf"
-    observed_under_itself = True
-
-    @contextlib.contextmanager
-    def apply(self, model: torch.nn.Module, target: str) -> Iterator[None]:
-        """Apply both registries in the order transformers uses (onnx outside dynamo)."""
-        try:
-            apply_patches, reset_model_state = _internals("apply_patches", "reset_model_state")
-        except ImportError as error:
-            raise PatchError(
-                f"patch mode hf needs transformers with transformers.exporters: {error}"
-            ) from error
-        with contextlib.ExitStack() as stack:
-            if target == "onnx":
-                _internals("_ONNX_TRANSLATION_TABLE")  # importing the module fills the registry
-                stack.enter_context(apply_patches("onnx"))
-            stack.enter_context(apply_patches("dynamo"))
-            if target != "eager":
-                stack.enter_context(reset_model_state(model))
-            yield
+    def __init__(self) -> None:
+        super().__init__("hf", [_hf_patches], observed_under_itself=True)
 
     def before_convert(self, program: torch.export.ExportedProgram) -> dict[Any, Any] | None:
         """The fixes of FX nodes, in place, and the translation table."""

@@ -18,7 +18,7 @@ class NoPatches:
     observed_under_itself = False
 
     @contextlib.contextmanager
-    def apply(self, model: torch.nn.Module, target: str) -> Iterator[None]:
+    def apply(self, model: torch.nn.Module, target: str) -> Iterator[Any]:
         """Nothing to apply."""
         yield
 

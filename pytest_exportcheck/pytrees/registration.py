@@ -19,13 +19,19 @@ from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree
 
 from . import caches
+from .layouts import Registration, describe_layout
 
 __all__ = [
     "FlatteningWarning",
+    "register_cache_serialization",
     "register_class_flattening",
+    "register_class_serialization",
     "register_flattening_functions",
+    "registered_classes",
     "registration_owner",
+    "unregister_cache_serialization",
     "unregister_class_flattening",
+    "unregister_class_serialization",
     "without_our_flattening",
 ]
 
@@ -207,57 +213,152 @@ def register_flattening_functions(patch_transformers: bool | None = True) -> Ite
     """
     held: list[type] = []
     try:
-        with _LOCK:
-            if patch_transformers is not False:
+        if patch_transformers is not False:
+            with _LOCK:
                 _OPEN.append(held)
-            for cls in _cache_classes(patch_transformers):
-                if cls not in _OURS:
-                    owner = registration_owner(cls)
-                    if owner is not None:
-                        # An exception where warnings are errors: what is held already is released below.
-                        warnings.warn(
-                            f"{cls.__name__} was registered as a pytree node by {owner!r}; "
-                            "its layout is replaced while pytest-exportcheck works and put back afterwards",
-                            FlatteningWarning,
-                            stacklevel=3,
-                        )
-                    _REPLACED[cls] = _Saved(cls)
-                    unregister_class_flattening(cls)
-                    flatten, unflatten, with_keys = _functions(cls)
-                    register_class_flattening(
-                        cls,
-                        flatten,
-                        unflatten,
-                        with_keys,
-                        to_dumpable_context=caches.context_to_json,
-                        from_dumpable_context=caches.context_from_json,
-                    )
-                _OURS[cls] = _OURS.get(cls, 0) + 1
-                held.append(cls)
+        _hold(_cache_classes(patch_transformers), held)
         yield lambda value: value
     finally:
-        with _LOCK:
-            # By identity: two blocks may hold equal lists.
-            _OPEN[:] = [other for other in _OPEN if other is not held]
-            for cls in held:
-                if _OPEN and _OURS[cls] == 1:
-                    # Of a model imported since the block around this one was entered: needed until that ends.
-                    _OPEN[-1].append(cls)
-                    continue
-                _OURS[cls] -= 1
-                if not _OURS[cls]:
-                    del _OURS[cls]
-                    if registration_owner(cls) == "pytest_exportcheck":
-                        unregister_class_flattening(cls)
-                    _REPLACED.pop(cls).restore()
+        _release(held)
+
+
+def _foreign(cls: type) -> str:
+    """Who registered `cls` before us, how, and what that means."""
+    found = describe_layout(cls, _pytree.SUPPORTED_NODES[cls].flatten_fn)
+    layout = f" ({found.layout})" if found.layout else ""
+    advice = (
+        "; exports of your own fail with it: call torch.onnx.export inside register_flattening_functions(), "
+        f"or do not register the class through {found.owner} in the same process"
+        if found.breaks_onnx
+        else ""
+    )
+    return (
+        f"{cls.__name__} was registered as a pytree node by {registration_owner(cls)!r}, in {found.owner}"
+        f"{layout}; its layout is replaced while pytest-exportcheck works and put back afterwards{advice}"
+    )
+
+
+def registered_classes() -> list[Registration]:
+    """How every class that is no container of Python flattens now, sorted by name."""
+    with _LOCK:
+        nodes = [(cls, node) for cls, node in _pytree.SUPPORTED_NODES.items() if isinstance(cls, type)]
+    found = [
+        describe_layout(cls, node.flatten_fn)
+        for cls, node in nodes
+        if cls.__module__ not in ("builtins", "collections")
+    ]
+    return sorted(found, key=lambda one: (one.cls.__module__, one.cls.__qualname__))
+
+
+def _hold(classes: list[type], held: list[type]) -> None:
+    """Register each class, or count one more holder of it; `held` grows as it goes, also where it raises."""
+    with _LOCK:
+        for cls in classes:
+            if cls not in _OURS:
+                if registration_owner(cls) is not None:
+                    # An exception where warnings are errors: the caller releases what is held already.
+                    warnings.warn(_foreign(cls), FlatteningWarning, stacklevel=4)
+                _REPLACED[cls] = _Saved(cls)
+                unregister_class_flattening(cls)
+                flatten, unflatten, with_keys = _functions(cls)
+                register_class_flattening(
+                    cls,
+                    flatten,
+                    unflatten,
+                    with_keys,
+                    to_dumpable_context=caches.context_to_json,
+                    from_dumpable_context=caches.context_from_json,
+                )
+            _OURS[cls] = _OURS.get(cls, 0) + 1
+            held.append(cls)
+
+
+def _release(held: list[type]) -> None:
+    with _LOCK:
+        # By identity: two blocks may hold equal lists.
+        _OPEN[:] = [other for other in _OPEN if other is not held]
+        for cls in held:
+            if _OPEN and _OURS[cls] == 1:
+                # Of a model imported since the block around this one was entered: needed until that ends.
+                _OPEN[-1].append(cls)
+                continue
+            _OURS[cls] -= 1
+            if not _OURS[cls]:
+                del _OURS[cls]
+                if registration_owner(cls) == "pytest_exportcheck":
+                    unregister_class_flattening(cls)
+                _REPLACED.pop(cls).restore()
+
+
+def register_class_serialization(
+    cls: type,
+    f_flatten: Callable[[Any], tuple[list[Any], Any]],
+    f_unflatten: Callable[[Any, Any], Any],
+    f_flatten_with_keys: Callable[[Any], tuple[list[tuple[Any, Any]], Any]],
+    f_check: Callable[[], Any] | None = None,
+    verbose: int = 0,
+) -> bool:
+    """`register_class_flattening` under its older name; `verbose` prints what was done."""
+    done = register_class_flattening(cls, f_flatten, f_unflatten, f_flatten_with_keys, f_check)
+    if verbose:
+        print(f"[register_class_serialization] {cls.__name__} {'is registered' if done else 'already was'}")
+    return done
+
+
+def unregister_class_serialization(cls: type, verbose: int = 0) -> None:
+    """`unregister_class_flattening` under its older name."""
+    unregister_class_flattening(cls)
+    if verbose:
+        print(f"[unregister_class_serialization] {cls.__name__} is no pytree node")
+
+
+def register_cache_serialization(
+    patch_transformers: bool = True, patch_diffusers: bool = False, verbose: int = 0
+) -> dict[type, bool]:
+    """Make the cache classes pytree nodes until `unregister_cache_serialization` gets the result.
+
+    Prefer `register_flattening_functions`, a context manager that cannot be left without undoing it.
+
+    Parameters
+    ----------
+    patch_transformers:
+        Whether the cache classes of transformers are registered.
+    patch_diffusers:
+        Accepted; no class of diffusers needs it.
+
+    Returns
+    -------
+    dict
+        Class -> whether this call holds it.
+    """
+    held: list[type] = []
+    try:
+        _hold(_cache_classes(patch_transformers), held)
+    except BaseException:
+        _release(held)
+        raise
+    if verbose:
+        print(f"[register_cache_serialization] {', '.join(cls.__name__ for cls in held) or 'nothing'}")
+    return dict.fromkeys(held, True)
+
+
+def unregister_cache_serialization(undo: dict[type, bool], verbose: int = 0) -> None:
+    """Undo one `register_cache_serialization`: what was registered before is back. Twice undoes nothing."""
+    held = [cls for cls, ours in undo.items() if ours]
+    undo.update(dict.fromkeys(held, False))
+    _release(held)
+    if verbose:
+        print(f"[unregister_cache_serialization] {', '.join(cls.__name__ for cls in held) or 'nothing'}")
 
 
 @contextlib.contextmanager
 def without_our_flattening() -> Iterator[None]:
     """Take our registrations out inside the block, for an exporter that relies on a layout of its own.
 
-    What the block registers is removed on exit, whatever class it is for, and ours are put back.
+    What the block registers is removed on exit, and ours are put back. A class of a module that was imported
+    in the block stays: outputs of transformers' models are registered when defined, and never again.
     """
+    loaded = set(sys.modules)
     with _LOCK:
         ours = [cls for cls in _OURS if registration_owner(cls) == "pytest_exportcheck"]
         before = set(_pytree.SUPPORTED_NODES).difference(ours)
@@ -269,6 +370,8 @@ def without_our_flattening() -> Iterator[None]:
     finally:
         with _LOCK:
             for cls in set(_pytree.SUPPORTED_NODES).difference(before):
+                if cls.__module__ not in loaded:
+                    continue
                 unregister_class_flattening(cls)
                 for table in _fx_tables():
                     table.pop(cls, None)

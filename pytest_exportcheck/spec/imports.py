@@ -22,6 +22,7 @@ __all__ = [
     "call_user",
     "failure_lines",
     "load_callable",
+    "load_object",
     "package_folder",
     "sibling_imports",
 ]
@@ -103,6 +104,14 @@ def sibling_imports(folder: Path) -> Iterator[None]:
 
 def load_callable(ref: str, folder: Path) -> Callable[..., Any]:
     """The callable that `ref` names, files being looked up in `folder`; `UserCodeError` if there is none."""
+    found = load_object(ref, folder)
+    if not callable(found):
+        raise UserCodeError(f"{ref} is not callable, it is a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def load_object(ref: str, folder: Path) -> Any:
+    """The object that `ref` names, files being looked up in `folder`; `UserCodeError` if there is none."""
     match = REF.match(ref)
     if match is None:
         raise UserCodeError(f"{ref!r} is not 'file.py:callable' or 'package.module:callable'")
@@ -117,9 +126,7 @@ def load_callable(ref: str, folder: Path) -> Callable[..., Any]:
             names = [known for known in getattr(found, "__dict__", ()) if not known.startswith("_")]
             raise UserCodeError(f"{module_name} has no {part!r}{choices(part, names[:20])}")
         found = getattr(found, part)
-    if not callable(found):
-        raise UserCodeError(f"{ref} is not callable, it is a {type(found).__name__}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _load_module(module_name: str, folder: Path, name: str) -> ModuleType:

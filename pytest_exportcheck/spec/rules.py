@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 from .names import choices, suggest
 from .nodes import NodePath, Report
 from .target_paths import split_target
-from .values import CALL_KINDS, check_ref
+from .values import CALL_KINDS, REF, check_ref
 
 __all__ = ["check_rules"]
 
@@ -267,6 +267,8 @@ def _check_known(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], re
     for kind, where, name, is_key in named:
         if kind not in known or not isinstance(name, str) or not name or name in known[kind]:
             continue
+        if kind == "patch_modes" and not is_key and REF.match(name):
+            continue  # a mode of the user's: file.py:name
         word = "exporter" if kind == "exporters" else "patch mode"
         message = f"unknown {word} {name!r}{choices(name, known[kind])}"
         if is_key:

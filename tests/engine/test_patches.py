@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -110,6 +112,7 @@ def test_hf_does_not_change_what_the_model_computes(hf: HfPatches, model: torch.
 
 def test_the_internals_of_transformers_are_where_they_were() -> None:
     _internals(
+        "_PATCHES",
         "apply_patches",
         "reset_model_state",
         "_ONNX_TRANSLATION_TABLE",
@@ -118,6 +121,17 @@ def test_the_internals_of_transformers_are_where_they_were() -> None:
     )
     with pytest.raises(PatchError, match=r"has no transformers.exporters name 'apply_patchez'"):
         _internals("apply_patchez")
+
+
+def test_hf_has_its_patches_before_anything_else_was_imported() -> None:
+    """Its registries are filled by imports: what is observed first must be observed under them too."""
+    script = (
+        "from pytest_exportcheck.patches.registry import load_patch_mode\n"
+        "names = [patch.name for patch in load_patch_mode('hf').patches(None, 'eager')]\n"
+        "assert 'dynamo:transformers.cache_utils.DynamicSlidingWindowLayer.update' in names, names\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_none_changes_nothing(model: torch.nn.Module) -> None:
@@ -131,7 +145,7 @@ def test_none_changes_nothing(model: torch.nn.Module) -> None:
 
 
 def test_modes_are_found_by_name() -> None:
-    assert patch_mode_names()[:2] == ["none", "hf"]
+    assert patch_mode_names()[:2] == ["none", "torch"]
     assert load_patch_mode("hf") is load_patch_mode("hf")
     with pytest.raises(LookupError, match=r"unknown patch mode 'hff' .did you mean 'hf'"):
         load_patch_mode("hff")

@@ -46,7 +46,7 @@ def test_unknown_names_are_usage_errors(project):
     project.spec("a")
     for arg, line in (
         ("--exporter=onnx-dinamo", "unknown exporter 'onnx-dinamo' (did you mean 'onnx-dynamo'?); known: *"),
-        ("--patch-mode=hff", "unknown patch mode 'hff' (did you mean 'hf'?); known: none, hf*"),
+        ("--patch-mode=hff", "unknown patch mode 'hff' (did you mean 'hf'?); known: none, torch, *hf*"),
         ("--export-device=gpu", "unknown device 'gpu'*known: cpu, cuda"),
         ("--export-dtype=float23", "unknown dtype 'float23' (did you mean 'float32'?)*"),
         ("--require-device=tpu", "unknown device 'tpu'*"),

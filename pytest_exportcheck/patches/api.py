@@ -1,0 +1,118 @@
+"""Patches as a context manager, for exports that are not made by the plugin."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ..pytrees import register_flattening_functions
+from ..pytrees.make import replacement_before_exporting
+from .engine import Activity, applied
+from .for_transformers import transformers_patches
+from .modes import PatchList
+from .ours.torch_functions import torch_patches
+from .patch import LOADED, Patch
+from .rewriting import rewrite_package
+from .stop_if_static import stop_if_static_patch
+from .user import as_patches
+
+__all__ = ["torch_export_patches", "torch_export_rewrite"]
+
+
+@contextlib.contextmanager
+def torch_export_patches(
+    patch_torch: bool | int = True,
+    patch_transformers: bool = False,
+    patch_diffusers: bool = False,
+    *,
+    rewrite: Any = None,
+    custom_patches: Any = None,
+    stop_if_static: int = 0,
+    dump_rewriting: str | Path | None = None,
+    verbose: int = 0,
+    patch: bool = True,
+) -> Iterator[Callable[[Any], Any]]:
+    """Caches flatten, and torch and transformers are patched, inside the block; undone on exit.
+
+    Blocks nest. Another thread that enters one waits until this one has left it.
+
+    Parameters
+    ----------
+    patch_torch, patch_transformers:
+        Our patches of each: the modes ``torch`` and ``transformers``. Those of transformers are for the
+        models whose modules are imported when the block is entered.
+    patch_diffusers:
+        Accepted; there is no patch of diffusers.
+    rewrite:
+        Models, classes or methods whose control flow is rewritten, as `torch_export_rewrite` takes them.
+    custom_patches:
+        Patches of your own: ``{"package.module.Class.method": replacement}``, classes with
+        ``_PATCHED_CLASS_`` and ``_PATCHES_``, a context manager, `Patch` objects, or a list of these.
+    stop_if_static:
+        1: a dynamic axis that becomes a constant raises `StaticAxisError` at the line that does it.
+    dump_rewriting:
+        Folder for the source before and after rewriting.
+    verbose:
+        1: print the patches that are in place.
+    patch:
+        False: no patch at all, caches flatten all the same.
+
+    Yields
+    ------
+    callable
+        Prepares the inputs of an export; today it returns them unchanged.
+
+    Raises
+    ------
+    PatchError
+        A target is missing, another thread holds the patches, or something is no patch.
+    """
+    patches: list[Patch] = []
+    if patch:
+        sources = [
+            *([torch_patches] if patch_torch else []),
+            *([transformers_patches] if patch_transformers else []),
+        ]
+        patches += PatchList("torch_export_patches", sources).patches(LOADED, "onnx")
+        if rewrite is not None and rewrite is not False:
+            patches += rewrite_package().patches_for(rewrite, dump=dump_rewriting, verbose=verbose)
+        if custom_patches is not None:
+            patches += as_patches(custom_patches)
+        if stop_if_static:
+            patches.append(stop_if_static_patch())
+    with register_flattening_functions(patch_transformers or None), applied(patches) as activity:
+        if verbose:
+            _print(activity)
+        yield replacement_before_exporting
+
+
+def _print(activity: Activity) -> None:
+    for name, patch in activity.patches.items():
+        print(f"[torch_export_patches] {name}: {patch.why or 'patched'}")
+    for name, reason in activity.resting.items():
+        print(f"[torch_export_patches] {name} rests: {reason}")
+
+
+@contextlib.contextmanager
+def torch_export_rewrite(
+    rewrite: Any = None, dump_rewriting: str | Path | None = None, verbose: int = 0
+) -> Iterator[None]:
+    """Methods whose control flow depends on data are rewritten inside the block.
+
+    Parameters
+    ----------
+    rewrite:
+        A model, or a list of classes or methods.
+    dump_rewriting:
+        Folder for the source before and after.
+
+    Raises
+    ------
+    PatchError
+        This version cannot rewrite, or a method cannot be rewritten.
+    """
+    patches = rewrite_package().patches_for(rewrite, dump=dump_rewriting, verbose=verbose)
+    with applied(patches):
+        yield

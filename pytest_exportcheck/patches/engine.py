@@ -1,0 +1,307 @@
+"""Patches applied and taken back: all or none, nested, one thread at a time, with a count of their calls."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType, ModuleType
+from typing import Any
+
+import torch
+
+from ..errors import PatchError
+from .patch import MISSING, Patch, resolve
+
+__all__ = ["Activity", "applied", "codes_of", "lines_of", "patched_code"]
+
+#: Held while any patch is active: patches are process-wide, so a second thread would export under the first
+#: one's, and restore them under its feet.
+_LOCK = threading.RLock()
+
+#: Seconds that a thread waits for the patches of another one.
+_PATIENCE = 600.0
+
+_HOLDER: list[str] = []
+
+#: Patches that are in place, with how often they were called since. One that is active already is not applied
+#: twice: a factory would wrap its own replacement.
+_ACTIVE: dict[Patch, _Live] = {}
+
+
+@dataclass
+class _Live:
+    calls: int = 0
+    function: Any = None
+
+
+@dataclass
+class Activity:
+    """What happened under a set of patches; filled as the block runs.
+
+    Attributes
+    ----------
+    patches:
+        Those in place, by name.
+    resting:
+        Those that are not, with the reason.
+    calls:
+        By name, calls while the block ran; without a replacement to call, absent.
+    codes:
+        By name, the code of the replacement: decorators, then the function.
+    """
+
+    patches: dict[str, Patch] = field(default_factory=dict)
+    resting: dict[str, str] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    codes: dict[str, list[CodeType]] = field(default_factory=dict)
+
+    def called(self) -> dict[str, int]:
+        """Those that were called at least once."""
+        return {name: count for name, count in self.calls.items() if count}
+
+
+@contextlib.contextmanager
+def applied(
+    patches: Sequence[Patch], model: torch.nn.Module | None = None, patience: float = _PATIENCE
+) -> Iterator[Activity]:
+    """Put `patches` in place inside the block, in order; undone in reverse, also after an error on entry.
+
+    Parameters
+    ----------
+    patience:
+        Seconds to wait for another thread that has patches in place.
+
+    Raises
+    ------
+    PatchError
+        A target is missing, a factory failed, or another thread kept its patches for too long.
+    """
+    with _one_thread(patience), contextlib.ExitStack() as stack:
+        activity = Activity()
+        for patch in patches:
+            stack.enter_context(_in_place(patch, model, activity))
+        before = {patch: _ACTIVE[patch].calls for patch in activity.patches.values()}
+        for name, patch in activity.patches.items():
+            activity.codes[name] = codes_of(_ACTIVE[patch].function)
+        stack.enter_context(_kept_in_traces([code for codes in activity.codes.values() for code in codes]))
+        try:
+            yield activity
+        finally:
+            for name, patch in activity.patches.items():
+                if _ACTIVE[patch].function is not None:
+                    activity.calls[name] = _ACTIVE[patch].calls - before[patch]
+
+
+@contextlib.contextmanager
+def _one_thread(patience: float) -> Iterator[None]:
+    if not _LOCK.acquire(timeout=patience):
+        raise PatchError(
+            f"thread {_HOLDER[-1] if _HOLDER else '?'} has had patches in place for {patience:g} s; "
+            "they are process-wide: export in one thread, or in processes"
+        )
+    _HOLDER.append(threading.current_thread().name)
+    try:
+        yield
+    finally:
+        _HOLDER.pop()
+        _LOCK.release()
+
+
+@contextlib.contextmanager
+def _in_place(patch: Patch, model: torch.nn.Module | None, activity: Activity) -> Iterator[None]:
+    reason = patch.rests()
+    if reason:
+        activity.resting[patch.name] = reason
+        yield
+        return
+    if patch in _ACTIVE:
+        activity.patches[patch.name] = patch
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if patch.scope is not None:
+            stack.enter_context(patch.scope(model))
+            live = _Live()
+        else:
+            made = _make(patch)
+            if isinstance(made, str):
+                activity.resting[patch.name] = made
+                yield
+                return
+            live = made[0]
+            for place, key, value in made[1]:
+                stack.enter_context(_swapped(place, key, value))
+        _ACTIVE[patch] = live
+        stack.callback(_ACTIVE.pop, patch)
+        activity.patches[patch.name] = patch
+        yield
+
+
+def _make(patch: Patch) -> tuple[_Live, list[tuple[Any, str, Any]]] | str:
+    """The counted replacement and every place it goes to, or why there is nothing to replace."""
+    try:
+        owner, attribute, original = resolve(patch.target, patch.owner)
+    except PatchError as error:
+        if patch.optional:
+            return error.message
+        raise
+    if original is MISSING:
+        message = f"patch {patch.target}: {attribute!r} is gone from {_name(owner)}"
+        if patch.optional:
+            return message
+        raise PatchError(f"{message}; it was removed or renamed, see exportcheck patches --lint")
+    try:
+        function = patch.replacement(original) if patch.wraps else patch.replacement
+    except Exception as error:
+        raise PatchError(
+            f"patch {patch.target}: its factory raises {type(error).__name__}: {error}"
+        ) from error
+    live = _Live(function=function)
+    static = inspect.getattr_static(owner, attribute, MISSING)
+    value = _like(static, _counted(function, live), patch)
+    places = [(owner, attribute, value)]
+    if patch.everywhere and isinstance(owner, ModuleType) and callable(original):
+        places += [(place, key, value) for place, key in _copies(original, owner, attribute)]
+    return live, places
+
+
+def _name(owner: Any) -> str:
+    return str(getattr(owner, "__qualname__", None) or getattr(owner, "__name__", owner))
+
+
+def _like(static: Any, value: Any, patch: Patch) -> Any:
+    """`value` as the kind of attribute that the class has there."""
+    if isinstance(value, (staticmethod, classmethod, property)):
+        return value
+    if isinstance(static, staticmethod):
+        return staticmethod(value)
+    if isinstance(static, classmethod):
+        # What a factory is given is bound to the class already.
+        return staticmethod(value) if patch.wraps else classmethod(value)
+    if isinstance(static, property) and callable(value):
+        return property(value)
+    return value
+
+
+def _counted(function: Any, live: _Live) -> Any:
+    if not callable(function) or isinstance(function, type):
+        return function
+
+    def count() -> None:
+        live.calls += 1
+
+    # Strict mode: dynamo calls it when it traces, instead of tracing it.
+    torch.compiler.assume_constant_result(count)  # type: ignore[no-untyped-call]
+
+    @functools.wraps(function)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        count()
+        return function(*args, **kwargs)
+
+    return patched
+
+
+def patched_code() -> CodeType:
+    """The code through which every replacement is called."""
+    code: CodeType = _counted(lambda: None, _Live()).__code__
+    return code
+
+
+def _copies(original: Any, owner: ModuleType, attribute: str) -> Iterator[tuple[Any, str]]:
+    """Where else a function of a module is kept: names of other modules, entries of tables of functions."""
+    tables: dict[int, MutableMapping[str, Any]] = {}
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(names, dict):
+            continue
+        for key, value in list(names.items()):
+            if value is original and not (module is owner and key == attribute):
+                yield module, key
+            elif isinstance(key, str) and key.isupper():
+                for table in _tables(value):
+                    tables.setdefault(id(table), table)
+    for table in tables.values():
+        for key, value in list(table.items()):
+            if value is original:
+                yield table, key
+
+
+def _tables(value: Any) -> Iterator[MutableMapping[str, Any]]:
+    if type(value) is dict:
+        yield value
+        return
+    for name in ("_global_mapping", "_local_mapping"):
+        # `GeneralInterface` of transformers: a table of the class and one of the instance.
+        table = inspect.getattr_static(value, name, None)
+        if type(table) is dict:
+            yield table
+
+
+@contextlib.contextmanager
+def _swapped(place: Any, key: str, value: Any) -> Iterator[None]:
+    if isinstance(place, dict):
+        before = place[key]
+        place[key] = value
+        try:
+            yield
+        finally:
+            place[key] = before
+        return
+    # From the owner's own dict: what it inherits must be inherited again, and a staticmethod stay one.
+    before = vars(place).get(key, MISSING)
+    setattr(place, key, value)
+    try:
+        yield
+    finally:
+        if before is MISSING:
+            delattr(place, key)
+        else:
+            setattr(place, key, before)
+
+
+@contextlib.contextmanager
+def _kept_in_traces(codes: Sequence[CodeType]) -> Iterator[None]:
+    """Keep the frames of replacements in the stack traces of graph nodes.
+
+    Out of strict mode torch (2.13) keeps the frames of methods called ``forward`` and of what is registered
+    as an anchor, by file and name.
+    """
+    anchors = getattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", None)
+    if not isinstance(anchors, set):
+        yield
+        return
+    added = {(code.co_filename, code.co_name) for code in [patched_code(), *codes]} - anchors
+    anchors.update(added)
+    try:
+        yield
+    finally:
+        anchors.difference_update(added)
+
+
+def codes_of(function: Any) -> list[CodeType]:
+    """The code that a call of `function` runs: of its decorators, then of the function they wrap."""
+    found = []
+    while function is not None:
+        if isinstance(function, property):
+            function = function.fget
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if isinstance(code, CodeType):
+            found.append(code)
+        function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
+    return found
+
+
+def lines_of(code: CodeType) -> tuple[int, int]:
+    """First and last line of `code`, functions inside it included."""
+    last = code.co_firstlineno
+    stack = [code]
+    while stack:
+        current = stack.pop()
+        last = max([last, *(line for _, _, line in current.co_lines() if line)])
+        stack += [inner for inner in current.co_consts if isinstance(inner, CodeType)]
+    return code.co_firstlineno, last

@@ -1,0 +1,67 @@
+"""Which patches an export went through: their calls, and the nodes of the graph, by their stack traces."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from .engine import Activity, lines_of, patched_code
+
+__all__ = ["evidence", "nodes_through"]
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def evidence(activity: Any, program: Any) -> dict[str, Any]:
+    """What the record says of the patches of one export; empty for a mode that tells nothing.
+
+    Parameters
+    ----------
+    activity:
+        What the mode's block yielded.
+    program:
+        An ExportedProgram, or a program that has one (``torch.onnx.ONNXProgram``); nodes of others are not
+        counted.
+    """
+    if not isinstance(activity, Activity):
+        return {}
+    found: dict[str, Any] = {"active": len(activity.patches), "called": activity.called()}
+    exported = getattr(program, "exported_program", program)
+    if isinstance(exported, torch.export.ExportedProgram):
+        found["nodes"] = nodes_through(exported.graph_module, activity)
+    if activity.resting:
+        found["resting"] = dict(activity.resting)
+    return found
+
+
+def nodes_through(module: torch.nn.Module, activity: Activity) -> dict[str, int]:
+    """By name, how many nodes of a graph (subgraphs included) were made inside each patch."""
+    # The frame after the wrapper's is the replacement's: the same code may be called elsewhere unpatched.
+    wrapper = patched_code()
+    first, last = lines_of(wrapper)
+    ranges: dict[str, list[tuple[int, int, str]]] = {}
+    for name in activity.called():
+        for code in activity.codes[name]:
+            ranges.setdefault(code.co_filename, []).append((*lines_of(code), name))
+    counts: dict[str, int] = {}
+    for part in module.modules():
+        if not isinstance(part, torch.fx.GraphModule):
+            continue
+        for node in part.graph.nodes:
+            trace = node.meta.get("stack_trace")
+            if not trace:
+                continue
+            frames = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace)]
+            names = {
+                name
+                for (outer, at), (path, line) in pairwise(frames)
+                if outer == wrapper.co_filename and first <= at <= last
+                for begin, end, name in ranges.get(path, ())
+                if begin <= line <= end
+            }
+            for name in names:
+                counts[name] = counts.get(name, 0) + 1
+    return counts

@@ -1,0 +1,120 @@
+"""Patch modes made of patches: a name and sources, applied as a whole or in part."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from ..errors import PatchError
+from .engine import applied
+from .none import NoPatches
+from .patch import LOADED, Patch, Source
+from .rewriting import has_rewriting, rewritten
+
+__all__ = ["AllPatches", "PatchList", "RewritePatches", "TorchPatches", "TransformersPatches"]
+
+
+class PatchList(NoPatches):
+    """A mode whose changes are a list of `Patch`.
+
+    Attributes
+    ----------
+    sources:
+        Where the patches come from, in order; of two with the same name the first counts.
+    only:
+        Names of the patches that are applied, ``None``: all.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        sources: Sequence[Source],
+        *,
+        observed_under_itself: bool = False,
+        only: Iterable[str] | None = None,
+    ) -> None:
+        self.name = name
+        self.sources = tuple(sources)
+        self.observed_under_itself = observed_under_itself
+        self.only = None if only is None else frozenset(only)
+
+    def patches(self, model: torch.nn.Module | None, target: str) -> list[Patch]:
+        """The patches for `model` on the way to `target`; ``None``: every one, whatever model it is for.
+
+        Raises
+        ------
+        PatchError
+            A name of `only` is none of this mode's.
+        """
+        found: dict[str, Patch] = {}
+        for source in self.sources:
+            for patch in source(model, target):
+                if not patch.runtimes or target in patch.runtimes:
+                    found.setdefault(patch.name, patch)
+        if self.only is None:
+            return list(found.values())
+        unknown = sorted(self.only - set(found))
+        if unknown and model is None:
+            close = get_close_matches(unknown[0], found, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise PatchError(f"patch mode {self.name} has no patch {unknown[0]!r}{hint}")
+        return [patch for name, patch in found.items() if name in self.only]
+
+    def subset(self, names: Iterable[str]) -> PatchList:
+        """The mode with the patches called `names` only."""
+        part = PatchList(
+            self.name, self.sources, observed_under_itself=self.observed_under_itself, only=names
+        )
+        part.before_convert = self.before_convert  # type: ignore[method-assign]
+        part.after_convert = self.after_convert  # type: ignore[method-assign]
+        return part
+
+    @contextlib.contextmanager
+    def apply(self, model: torch.nn.Module | None, target: str) -> Iterator[Any]:
+        """Put the patches in place; the block is given their `Activity`."""
+        with applied(self.patches(model, target), None if model is LOADED else model) as activity:
+            yield activity
+
+
+def _rewrite_source(model: Any, target: str) -> list[Patch]:
+    return rewritten(model)
+
+
+class TorchPatches(PatchList):
+    """``torch``: ours for torch."""
+
+    def __init__(self) -> None:
+        from .ours.torch_functions import torch_patches
+
+        super().__init__("torch", [torch_patches])
+
+
+class TransformersPatches(PatchList):
+    """``transformers``: ours for transformers."""
+
+    def __init__(self) -> None:
+        from .for_transformers import transformers_patches
+
+        super().__init__("transformers", [transformers_patches])
+
+
+class RewritePatches(PatchList):
+    """``rewrite``: methods whose control flow depends on data, rewritten."""
+
+    def __init__(self) -> None:
+        super().__init__("rewrite", [_rewrite_source])
+
+
+class AllPatches(PatchList):
+    """``all``: ``torch``, ``transformers`` and ``rewrite``."""
+
+    def __init__(self) -> None:
+        from .for_transformers import transformers_patches
+        from .ours.torch_functions import torch_patches
+
+        rewriting = [_rewrite_source] if has_rewriting() else []
+        super().__init__("all", [torch_patches, transformers_patches, *rewriting])

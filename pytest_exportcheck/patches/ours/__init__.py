@@ -1,0 +1,1 @@
+"""Our patches, one module per reason."""

@@ -1,0 +1,68 @@
+"""Patches of torch itself. Each cures an export that fails, or gives wrong numbers, without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..patch import Patch
+
+__all__ = ["torch_patches"]
+
+_TORCH = (("torch", ">=2.13"),)
+
+
+def _masked_rows_are_zero(original: Any) -> Any:
+    def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        output: torch.Tensor = original(query, key, value, attn_mask, *args, **kwargs)
+        if attn_mask is None:
+            return output
+        allowed = attn_mask if attn_mask.dtype == torch.bool else attn_mask != -torch.inf
+        return output.masked_fill(~allowed.any(-1, keepdim=True), 0.0)
+
+    return scaled_dot_product_attention
+
+
+def _repeat_by_expanding(original: Any) -> Any:
+    def repeat_interleave(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        repeats = args[0] if args else kwargs.get("repeats")
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if not isinstance(repeats, (int, torch.SymInt)):
+            return original(input, *args, **kwargs)  # type: ignore[no-any-return]
+        if dim is None:
+            input, dim = input.flatten(), 0
+        axis = dim % input.dim()
+        shape = [*input.shape[: axis + 1], repeats, *input.shape[axis + 1 :]]
+        # A copy, as of the operator, also where nothing is repeated.
+        return input.unsqueeze(axis + 1).expand(shape).clone().flatten(axis, axis + 1)
+
+    return repeat_interleave
+
+
+def torch_patches(model: Any, target: str) -> list[Patch]:
+    """Every patch of torch."""
+    why_repeat = (
+        "the ONNX graph of aten.repeat_interleave.self_int fails to run with a dynamic number of repeats"
+    )
+    return [
+        Patch(
+            "torch.nn.functional.scaled_dot_product_attention",
+            _masked_rows_are_zero,
+            why="a row whose mask allows nothing is 0 in torch, and something else in the ONNX graph",
+            versions=_TORCH,
+            wraps=True,
+            runtimes=("onnx",),
+        ),
+        *(
+            Patch(path, _repeat_by_expanding, why=why_repeat, versions=_TORCH, wraps=True, runtimes=("onnx",))
+            for path in ("torch.repeat_interleave", "torch.Tensor.repeat_interleave")
+        ),
+    ]

@@ -1,0 +1,175 @@
+"""A user's own patches as a mode: a dict, patched classes, patches, a context manager, or a mode."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import PatchError
+from ..spec.imports import UserCodeError, load_object
+from .base import PatchMode
+from .modes import PatchList
+from .patch import Patch
+
+__all__ = ["as_mode", "as_patches", "load_mode"]
+
+
+def load_mode(reference: str, folder: Path) -> PatchMode:
+    """The mode that ``file.py:name`` (next to the spec, in `folder`) or ``package.module:name`` stands for.
+
+    Raises
+    ------
+    PatchError
+        It cannot be imported, or is nothing that `as_mode` takes.
+    """
+    try:
+        value = load_object(reference, folder)
+    except UserCodeError as error:
+        raise PatchError(f"patch mode {reference}: {error.message}", details=error.details) from None
+    return as_mode(reference, value)
+
+
+def as_mode(name: str, value: Any) -> PatchMode:
+    """`value` as a patch mode called `name`.
+
+    Parameters
+    ----------
+    value:
+        A mode (an instance or a class), or anything that `as_patches` takes.
+
+    Raises
+    ------
+    PatchError
+        It is none of these; says what is accepted.
+    """
+    if isinstance(value, type) and not _is_patched_class(value) and issubclass_of_mode(value):
+        value = value()
+    if isinstance(value, PatchMode):
+        return value
+    patches = as_patches(value, name)
+    return PatchList(name, [lambda model, target: patches])
+
+
+def issubclass_of_mode(cls: type) -> bool:
+    """Whether instances of `cls` look like modes."""
+    return all(hasattr(cls, name) for name in ("apply", "before_convert", "after_convert"))
+
+
+def as_patches(value: Any, name: str = "custom_patches") -> list[Patch]:
+    """Patches from a user's statement of them.
+
+    Parameters
+    ----------
+    value:
+        * ``{"package.module.Class.method": replacement}``;
+        * a class with ``_PATCHED_CLASS_`` (the class it patches) and ``_PATCHES_`` (names of its methods that
+          take the place of that class's; ``None`` among them is passed over);
+        * a `Patch`;
+        * a context manager, or a callable that returns one and takes nothing, or the model;
+        * a list of these, or a module, whose patched classes and patches are taken.
+    name:
+        What the value is called, in messages.
+    """
+    return list(_patches(value, name))
+
+
+def _patches(value: Any, name: str) -> Iterator[Patch]:
+    if isinstance(value, Patch):
+        yield value
+    elif isinstance(value, Mapping):
+        for target, replacement in value.items():
+            if not isinstance(target, str) or not target.rpartition(".")[0]:
+                raise PatchError(f"{name}: {target!r} is no dotted path such as package.module.Class.method")
+            if isinstance(replacement, Patch):
+                yield replacement
+                continue
+            if not callable(replacement) and not isinstance(
+                replacement, (staticmethod, classmethod, property)
+            ):
+                raise PatchError(
+                    f"{name}: {target} is replaced by a {type(replacement).__name__}, no function"
+                )
+            yield Patch(target, replacement, why=_first_line(replacement))
+    elif _is_patched_class(value):
+        yield from _of_class(value, name)
+    elif isinstance(value, ModuleType):
+        own = [
+            item
+            for key, item in vars(value).items()
+            if isinstance(item, Patch) or (_is_patched_class(item) and not key.startswith("_"))
+        ]
+        if not own:
+            raise PatchError(
+                f"{name}: module {value.__name__} has no class with _PATCHED_CLASS_ and no Patch"
+            )
+        yield from _patches(own, name)
+    elif isinstance(value, Iterable) and not isinstance(value, (str, bytes, type)):
+        for item in value:
+            yield from _patches(item, name)
+    elif hasattr(value, "__enter__") and hasattr(value, "__exit__") and not isinstance(value, type):
+        yield _scope(name, lambda model: value, value)
+    elif callable(value):
+        yield _scope(name, _with_model(value), value)
+    else:
+        raise PatchError(
+            f"{name}: a {type(value).__name__} is no patches; expected a dict of dotted paths, classes with "
+            "_PATCHED_CLASS_ and _PATCHES_, a context manager, a patch mode, or a list of these"
+        )
+
+
+def _is_patched_class(value: Any) -> bool:
+    return isinstance(value, type) and hasattr(value, "_PATCHED_CLASS_")
+
+
+def _of_class(cls: Any, name: str) -> Iterator[Patch]:
+    owner = cls._PATCHED_CLASS_
+    if owner is None:
+        return  # a class that these versions do not have
+    for method in getattr(cls, "_PATCHES_", ()):
+        if method is None:
+            continue
+        replacement = inspect.getattr_static(cls, method, None)
+        if replacement is None:
+            raise PatchError(f"{name}: {cls.__name__}._PATCHES_ names {method!r}, which {cls.__name__} lacks")
+        yield Patch(
+            f"{owner.__module__}.{owner.__qualname__}.{method}",
+            replacement,
+            why=_first_line(replacement) or _first_line(cls),
+            link=str(getattr(cls, "_PATCHED_PR_", "")),
+            owner=owner,
+        )
+
+
+def _scope(name: str, enter: Callable[[Any], AbstractContextManager[Any]], value: Any) -> Patch:
+    shown = getattr(value, "__qualname__", type(value).__name__)
+    return Patch(f"context manager {shown}", scope=enter, why=_first_line(value), name=f"{name}.{shown}")
+
+
+def _with_model(function: Callable[..., Any]) -> Callable[[Any], AbstractContextManager[Any]]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        parameters = {}.values()
+    takes = any(
+        parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
+    )
+
+    def enter(model: Any) -> AbstractContextManager[Any]:
+        made = function(model) if takes else function()
+        if not hasattr(made, "__enter__"):
+            raise PatchError(f"{function!r} returned a {type(made).__name__}, which is no context manager")
+        return made  # type: ignore[no-any-return]
+
+    return enter
+
+
+def _first_line(value: Any) -> str:
+    value = getattr(value, "__func__", value)
+    text = (inspect.getdoc(value) or "") if inspect.isroutine(value) or isinstance(value, type) else ""
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,164 @@
+"""``exportcheck patches``: the list, the diffs, and what the lock says when a target has changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_exportcheck.cli import main
+from pytest_exportcheck.errors import PatchError
+from pytest_exportcheck.patches.lock import LOCK, lint, lock_of, read_lock, write_lock
+from pytest_exportcheck.patches.patch import Patch
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[Any]:
+    """A module ``locked_library`` that can be written again."""
+
+    class Library:
+        def write(self, source: str) -> None:
+            file = tmp_path / "locked_library.py"
+            file.write_text(source, encoding="utf-8")
+            module = types.ModuleType("locked_library")
+            module.__file__ = str(file)
+            exec(compile(source, str(file), "exec"), module.__dict__)
+            sys.modules["locked_library"] = module
+            import linecache
+
+            linecache.clearcache()
+
+    yield Library()
+    sys.modules.pop("locked_library", None)
+
+
+def _takes(x: Any, scale: Any) -> Any:
+    return x
+
+
+def _swallows(x: Any, **kwargs: Any) -> Any:
+    return x
+
+
+_BEFORE = "def attend(x, scale):\n    return x * scale\n"
+
+
+def _lint(library: Any, after: str, replacement: Any = _takes, **options: Any) -> list[str]:
+    library.write(_BEFORE)
+    patches = [Patch("locked_library.attend", replacement, **options)]
+    lock = lock_of([("mine", patches)])
+    library.write(after)
+    return [
+        f"{finding.level}: {finding.message.split(' when the lock')[0]}"
+        for finding in lint("mine", patches, lock)
+    ]
+
+
+def test_what_did_not_change_is_no_finding(library: Any) -> None:
+    assert _lint(library, _BEFORE) == []
+
+
+def test_a_target_that_is_gone_is_an_error(library: Any) -> None:
+    assert _lint(library, "x = 1\n") == ["error: the target has no 'attend': it was removed or renamed"]
+
+
+def test_another_body_is_a_warning_with_the_diff(library: Any) -> None:
+    library.write(_BEFORE)
+    patches = [Patch("locked_library.attend", _takes)]
+    lock = lock_of([("mine", patches)])
+    library.write(_BEFORE.replace("x * scale", "x / scale"))
+    (finding,) = lint("mine", patches, lock)
+    assert finding.level == "warning"
+    assert "-    return x * scale" in finding.details
+    assert "+    return x / scale" in finding.details
+
+
+@pytest.mark.parametrize("replacement", [_takes, _swallows])
+def test_a_new_parameter_that_the_replacement_drops_is_an_error(library: Any, replacement: Any) -> None:
+    """Also if ``**kwargs`` swallows it: the result is silently another one."""
+    after = "def attend(x, scale, position_bias=None):\n    return x * scale\n"
+    assert "error: the replacement does not take position_bias, which the target has" in _lint(
+        library, after, replacement
+    )
+
+
+def test_a_parameter_that_was_dropped_from_the_start_is_an_error_without_a_lock(library: Any) -> None:
+    library.write("def attend(x, scale, position_bias=None):\n    return x\n")
+    findings = lint("mine", [Patch("locked_library.attend", _takes)], read_lock(Path("no such file")))
+    assert [finding.level for finding in findings] == ["warning", "error"]
+
+
+def test_a_factory_that_hands_on_is_no_error(library: Any) -> None:
+    def handed_on(original: Any) -> Any:
+        return lambda *args, **kwargs: original(*args, **kwargs)
+
+    after = "def attend(x, scale, position_bias=None):\n    return x * scale\n"
+    assert [text[:7] for text in _lint(library, after, handed_on, wraps=True)] == ["warning"]
+
+
+def test_a_parameter_that_the_target_lost_is_an_error(library: Any) -> None:
+    assert "error: the target no longer takes scale, which it did" in _lint(
+        library, "def attend(x):\n    return x\n"
+    )
+
+
+def test_what_it_counts_on_is_locked_too(library: Any) -> None:
+    helper = "def helper():\n    return 1\n"
+    library.write(_BEFORE + helper)
+    patches = [Patch("locked_library.attend", _takes, depends=("locked_library.helper",))]
+    lock = lock_of([("mine", patches)])
+    library.write(_BEFORE + helper.replace("1", "2"))
+    (finding,) = lint("mine", patches, lock)
+    assert finding.message.startswith("locked_library.helper, which it counts on, is another text")
+
+
+def test_a_lock_is_read_as_it_was_written(library: Any, tmp_path: Path) -> None:
+    library.write(_BEFORE)
+    lock = lock_of([("mine", [Patch("locked_library.attend", _takes)])])
+    write_lock(tmp_path / "lock.json", lock)
+    assert read_lock(tmp_path / "lock.json") == lock
+    (tmp_path / "lock.json").write_text("[]")
+    with pytest.raises(PatchError, match=r"lock\.json is no lock of patches"):
+        read_lock(tmp_path / "lock.json")
+
+
+def test_the_lock_that_ships_fits_these_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    """Fails when torch or transformers change under a patch of ours: look, then write the lock again."""
+    assert main(["patches", "--lint", "--mode", "torch", "--mode", "transformers"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "0 errors, 0 warnings" in err
+    assert set(json.loads(LOCK.read_text())["modes"]) >= {"torch", "transformers", "hf"}
+
+
+def test_the_list_and_the_diffs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["patches", "--mode", "transformers", "--diff"]) == 0
+    out = capsys.readouterr().out
+    assert "transformers  transformers.cache_utils.DynamicSlidingWindowLayer.update\n" in out
+    assert "    versions: transformers >=5.24\n" in out
+    assert "    +    length = torch.sym_min(total, self.sliding_window - 1)" in out
+    assert "no_word = image_text_alignment_mask == 0" in out
+
+
+def test_a_mode_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        'import torch\n\npatches = {"torch.nn.functional.mish": lambda input: input}\n'
+    )
+    assert main(["patches", "--mode", "mine.py:patches", "--lint"]) == 1
+    out, err = capsys.readouterr()
+    assert "error: mine.py:patches: torch.nn.functional.mish: the replacement does not take inplace" in out
+    assert "1 patches, 1 errors, 1 warnings" in err
+    assert main(["patches", "--mode", "mine.py:patches", "--write-lock"]) == 0
+    assert Path("patches.lock.json").is_file()
+    assert main(["patches", "--mode", "mine.py:patches", "--lint"]) == 0
+    assert main(["patches", "--mode", "mine.py:gone"]) == 2
+    assert main(["patches", "--mode", "hff"]) == 2
+    assert "did you mean 'hf'" in capsys.readouterr().err
