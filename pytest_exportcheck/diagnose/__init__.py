@@ -1,0 +1,1 @@
+"""After a failure: which stage, which node, which module, and what is known about it."""
