@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +26,7 @@ from .onnx_models import (
     seconds_of,
 )
 from .programs import decompose, decomposition_table, interpret
-from .subject import Clock, Sample, Subject, first_line
+from .subject import Clock, Sample, Subject, first_line, quietly
 
 __all__ = ["Ladder", "Rung", "climb"]
 
@@ -152,8 +151,7 @@ def climb(subject: Subject, clock: Clock, *, sample: Sample | None = None) -> La
     sample:
         The inputs; default: the first observed call, or other sizes, where the program fails or differs.
     """
-    with subject.active(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of exporters, already shown by the case itself
+    with subject.active(), quietly():
         return _Climb(subject, clock, sample).run()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -41,7 +43,7 @@ from ..observe.targets import Target, target_text
 from ..patches.base import PatchMode
 from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
 
-__all__ = ["EXPORTER_ALIASES", "Clock", "Sample", "Subject", "first_line", "load_any_exporter", "subject_of"]
+__all__ = ["EXPORTER_ALIASES", "Clock", "Sample", "Subject", "first_line", "load_any_exporter", "quietly", "subject_from_calls", "subject_of"]
 
 #: Names in the documents of the piece-by-piece API -> ours.
 EXPORTER_ALIASES = {"fx": "torch-export", "onnx_dynamo": "onnx-dynamo", "torch_script": "onnx-torchscript"}
@@ -56,6 +58,22 @@ def first_line(error: BaseException | str) -> str:
     """The first line of a message that says something."""
     text = error.message if isinstance(error, ExportCheckError) else str(error)
     return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+
+
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """No warnings and no log records of torch, onnxscript and the like inside the block.
+
+    A diagnosis repeats what failed, many times; the case itself has shown what they have to say.
+    """
+    before = logging.root.manager.disable
+    logging.disable(max(logging.ERROR, before))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
 
 
 class Clock:
