@@ -13,8 +13,8 @@ does not is a size that is unknown until run time.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..observe import CallSignature
 from ..pytrees import clone_tree
@@ -62,6 +63,8 @@ class _Structure:
     definition: Any = None
     result: _Result | None = None
     observed: list[tuple[list[Any], list[torch.Tensor], _Result]] | None = None
+    #: Positions of tensors that the recorded calls write into; ``None`` before these were looked at.
+    written: list[int] | None = None
 
     @property
     def schema(self) -> str:
@@ -95,7 +98,8 @@ def _same(known: Any, given: Any) -> bool:
 def _operands(value: Any) -> tuple[list[Any], list[Any], Any]:
     """(operands, leaves with markers in their places, structure)."""
     leaves, spec = _pytree.tree_flatten(value)
-    operands, marked = [], []
+    operands: list[Any] = []
+    marked: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
             operands.append(leaf)
@@ -200,6 +204,9 @@ class ModuleAsOperator:
         number = len(self.structures) + 1
         name = self.name if number == 1 else f"{self.name}_{number}"
         structure = _Structure(name, spec, marked, types)
+        with _disable_current_modes():
+            observed = self.observe(structure)
+        structure.written = sorted({position for call in observed for position in call[2].written})
         self._define(structure)
         self.structures.append(structure)
         return structure
@@ -264,10 +271,16 @@ class ModuleAsOperator:
             )
             if not same and not isinstance(value, torch.Tensor):
                 result.changed.append((name, now_spec, note(now)))
-        for position, (value, version) in enumerate(zip(own, versions, strict=True)):
-            if isinstance(value, torch.Tensor) and value._version != version:
-                result.written.append(position)
-                tensors.append(value)
+        if structure.written is None:
+            # Only here, outside of the operator: inside of it nothing counts versions.
+            result.written = [
+                position
+                for position, (value, version) in enumerate(zip(own, versions, strict=True))
+                if isinstance(value, torch.Tensor) and value._version != version
+            ]
+        else:
+            result.written = structure.written
+        tensors.extend(own[position] for position in result.written)
         structure.result = result
         # No output may share memory with an input or with another output.
         return [tensor.clone() for tensor in tensors]
@@ -283,15 +296,21 @@ class ModuleAsOperator:
                 outputs = [_bound(tensor, mode) for tensor in outputs]
             except Exception as error:  # it branches on data, or calls what knows no fake tensors
                 self.guessed = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        given = self._given_shapes(operands, mode)
         if outputs is None:
-            outputs = self._from_observations(structure, operands)
-        for index, function in self.shape_functions.items():
+            outputs = self._from_observations(structure, operands, given)
+        for index, shape in given.items():
             if index < len(outputs):
-                shape = function(*[v for v in operands if isinstance(v, torch.Tensor)]).shape
-                outputs[index] = torch.empty(
-                    tuple(shape), dtype=outputs[index].dtype, device=outputs[index].device
-                )
+                outputs[index] = torch.empty(shape, dtype=outputs[index].dtype, device=outputs[index].device)
         return outputs
+
+    def _given_shapes(
+        self, operands: Sequence[Any], mode: FakeTensorMode | None
+    ) -> dict[int, tuple[Any, ...]]:
+        """Shapes of the outputs for which there is a shape function."""
+        tensors = [value for value in operands if isinstance(value, torch.Tensor)]
+        with mode if mode is not None else nullcontext():
+            return {index: tuple(f(*tensors).shape) for index, f in self.shape_functions.items()}
 
     def _run_fake(
         self, structure: _Structure, operands: Sequence[Any], mode: FakeTensorMode
@@ -312,7 +331,8 @@ class ModuleAsOperator:
         named = {f"module.{name}": value for name, value in weights.items()}
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return torch.func.functional_call(holder, named, args, kwargs)
+            with _untraced_calls():
+                return torch.func.functional_call(holder, named, args, kwargs)
 
         return call
 
@@ -327,7 +347,9 @@ class ModuleAsOperator:
                     for known, given in zip(structure.leaves, marked, strict=True)
                 ):
                     # A symbolic size is a plain number in a recorded call.
-                    sizes = [given for known, given in zip(structure.leaves, marked, strict=True) if known is _SIZE]
+                    sizes = [
+                        given for known, given in zip(structure.leaves, marked, strict=True) if known is _SIZE
+                    ]
                     merged = [
                         operands.pop(0) if kind == "Tensor" else sizes.pop(0) for kind in structure.types
                     ]
@@ -337,21 +359,22 @@ class ModuleAsOperator:
                     structure.observed.append((merged, outputs, structure.result))
         return structure.observed
 
-    def _from_observations(self, structure: _Structure, operands: Sequence[Any]) -> list[torch.Tensor]:
-        with torch.utils._python_dispatch._disable_current_modes():
-            observed = self.observe(structure)
+    def _from_observations(
+        self, structure: _Structure, operands: Sequence[Any], given: Mapping[int, tuple[Any, ...]]
+    ) -> list[torch.Tensor]:
+        observed = self.observe(structure)
         if not observed:
             raise RuntimeError(
-                f"{type(self.module).__name__} cannot be run on fake tensors ({self.guessed}) and no recorded "
-                "call has these arguments: the shapes of its outputs are not known, give shape_functions"
+                f"{type(self.module).__name__} cannot be run on fake tensors ({self.guessed}) and no "
+                "recorded call has these arguments: give shape_functions for its outputs"
             )
         structure.result = observed[0][2]
         seen = [_shapes_of(call[0]) for call in observed]
         now = _shapes_of(operands)
         made = []
         for index, output in enumerate(observed[0][1]):
-            sizes: list[Any] = []
-            for axis in range(output.dim()):
+            sizes: list[Any] = list(given.get(index, ()))
+            for axis in range(len(sizes), output.dim()):
                 rule = find_rule(seen, [call[1][index].shape[axis] for call in observed])
                 # Not known before the module runs: what the trace makes of such a size is its own affair.
                 sizes.append(
@@ -359,6 +382,21 @@ class ModuleAsOperator:
                 )
             made.append(torch.empty(sizes, dtype=output.dtype, device=output.device))
         return made
+
+
+@contextmanager
+def _untraced_calls() -> Iterator[None]:
+    """Calls of modules inside the block are no part of a running trace.
+
+    A trace of torch.fx replaces ``Module.__call__`` to note where it is, and does not find back after an
+    exception, which a module that branches on data raises by design (torch 2.13).
+    """
+    traced = torch.nn.Module.__call__
+    torch.nn.Module.__call__ = torch.nn.Module._wrapped_call_impl  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.__call__ = traced  # type: ignore[method-assign]
 
 
 def _bound(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The ladder: from eager to the answer of the runtime, step by step; the first step that differs is guilty."""
+"""The ladder: from eager to the runtime's answer, step by step; the first step that differs is guilty."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,6 @@ from .onnx_models import (
     proto_of,
     reference_outputs,
     run_at_level,
-    seconds_of,
 )
 from .programs import decompose, decomposition_table, interpret
 from .subject import Clock, Sample, Subject, first_line, quietly
@@ -118,7 +118,7 @@ class Ladder:
 
     def lines(self) -> list[str]:
         """The verdict, and a table of the steps."""
-        rows = [("step", "max abs", "max rel", "", "")]
+        rows: list[tuple[str, ...]] = [("step", "max abs", "max rel", "", "")]
         for rung in self.rungs:
             number = [f"{v:.1e}" if v is not None else "" for v in (rung.max_abs, rung.max_rel)]
             rows.append((rung.name, *number, rung.status, rung.note or rung.worst))
@@ -424,7 +424,9 @@ class _Climb:
         )
 
     def _timed(self, step: Callable[[], Outputs]) -> Outputs:
-        outputs, self._ort_seconds = seconds_of(step)
+        began = time.perf_counter()
+        outputs = step()
+        self._ort_seconds = time.perf_counter() - began
         return outputs
 
     _ort_seconds = 1.0
@@ -498,9 +500,7 @@ class _Climb:
         for level in LEVELS[1:]:
             if self._over(f"onnxruntime {level}"):
                 return
-            rung = self._measure(
-                f"onnxruntime {level}", lambda level=level: run_at_level(final, sample.tensors, level)
-            )
+            rung = self._measure(f"onnxruntime {level}", partial(run_at_level, final, sample.tensors, level))
             if rung.bad:
                 self._name(
                     f"onnxruntime {level}",
@@ -538,7 +538,7 @@ class _Climb:
                 return all(result.ok for result in sample.compare(got, self.subject.tolerances))
             return False
 
-        suspects = OPTIMIZERS
+        suspects: tuple[str, ...] = OPTIMIZERS
         if not right(suspects):
             return
         while len(suspects) > 1:
@@ -552,8 +552,7 @@ class _Climb:
         if suspects:
             self.ladder.what += f", {suspects[0]}"
             self.ladder.workaround = (
-                f'InferenceSession(..., disabled_optimizers=["{suspects[0]}"]), or '
-                f"{self.ladder.workaround}"
+                f'InferenceSession(..., disabled_optimizers=["{suspects[0]}"]), or {self.ladder.workaround}'
             )
 
 

@@ -1,9 +1,9 @@
 """Values inside: the first node whose output leaves the tolerance, and whether it is a jump or a slow drift.
 
-Two questions are asked of every FX node that has a value of its name in the ONNX graph. How far is that value
-from torch's? And how far would it be if torch computed this one node from the *ONNX* values of its inputs? The
-second is the node's own error: where it is large, the node is wrong; where all of them are small and the
-first ones grow all the same, rounding drifts.
+Two questions are asked of every FX node that has a value of its name in the ONNX graph. How far is that
+value from torch's? And how far would it be if torch computed this one node from the *ONNX* values of its
+inputs? The second is the node's own error: where it is large, the node is wrong; where all of them are small
+and the first ones grow all the same, rounding drifts.
 """
 
 from __future__ import annotations

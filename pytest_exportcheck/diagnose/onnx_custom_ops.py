@@ -22,8 +22,7 @@ def table_of(exporter: Exporter, operators: Sequence[ModuleAsOperator]) -> dict[
     NotImplementedError
         The exporter takes no translation table.
     """
-    target = str(getattr(exporter, "target", ""))
-    if not operators or (target != "onnx" and "onnx" not in exporter.name):
+    if not operators or "onnx" not in exporter.name or getattr(exporter, "target", "onnx") == "torch":
         return {}
     if exporter.name != "onnx-dynamo":
         raise NotImplementedError(f"{exporter.name} takes no custom ops: use onnx-dynamo or torch-export")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -251,9 +250,3 @@ def _used(nodes: Sequence[Any]) -> list[str]:
                 inner |= {value.name for value in [*graph.input]} | {v.name for v in graph.initializer}
                 found.update(dict.fromkeys(name for name in _used(graph.node) if name not in inner))
     return list(found)
-
-
-def seconds_of(step: Callable[[], Any]) -> tuple[Any, float]:
-    """(result of `step`, seconds it took)."""
-    began = time.perf_counter()
-    return step(), time.perf_counter() - began

@@ -18,7 +18,7 @@ from ..errors import ExportCheckError
 from ..exporters.base import Exported, Exporter
 from ..observe import CallSignature, RecordedCall
 from ..observe.targets import Target
-from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
+from ..pytrees import clone_tree, register_flattening_functions
 from ..pytrees.string_type import string_type
 from ..runtimes.base import Session, open_session
 from .custom_ops import ModuleAsOperator, hold, release
@@ -187,8 +187,10 @@ class ModelDiagnoseOutput:
             raise ValueError(f"{self.full_name}: a container has several lengths{where}")
         shapes = [self.guess_dynamic_shape_object(*column, msg=msg) for column in zip(*full, strict=True)]
         if isinstance(first, dict) and not dataclass_like(first):
-            return type(first)(zip(first, shapes, strict=True)) if type(first) is dict else dict(
-                zip(first, shapes, strict=True)
+            return (
+                type(first)(zip(first, shapes, strict=True))
+                if type(first) is dict
+                else dict(zip(first, shapes, strict=True))
             )
         return tuple(shapes) if type(first) is tuple else shapes
 
@@ -331,7 +333,10 @@ class ModelDiagnoseOutput:
 
     @contextlib.contextmanager
     def _replaced(
-        self, pieces: Sequence[ModelDiagnoseOutput], shape_functions: Mapping[str, Any] | None, verbose: int = 0
+        self,
+        pieces: Sequence[ModelDiagnoseOutput],
+        shape_functions: Mapping[str, Any] | None,
+        verbose: int = 0,
     ) -> Iterator[list[ModuleAsOperator]]:
         """Custom ops for `pieces` inside the block; none is left after it, whatever happens."""
         done: list[ModelDiagnoseOutput] = []
@@ -407,7 +412,9 @@ class ModelDiagnoseOutput:
                 self._debug_export(subject)
                 step = "EXPORT"
                 with self._replaced(replaced, shape_functions, verbose) as operators:
+                    step = "CUSTOM"
                     table = table_of(chosen, operators)
+                    step = "EXPORT"
                     if table:
                         known = subject.options.get("custom_translation_table", {})
                         subject.options["custom_translation_table"] = {**known, **table}
@@ -515,8 +522,8 @@ class ModelDiagnoseOutput:
         atol, rtol:
             Default: by dtype, relative to the size of the output.
         shape_functions:
-            Class name or `custom_op_name` -> number of the output -> function of the tensor inputs that returns
-            a tensor of its shape, for custom ops.
+            Class name or `custom_op_name` -> number of the output -> function of the tensor inputs that
+            returns a tensor of its shape, for custom ops.
 
         Returns
         -------
@@ -566,11 +573,15 @@ class ModelDiagnoseOutput:
         return status
 
     def _as_custom_op(self, real: StatusExport, quiet: bool, once: dict[str, Any]) -> StatusExport:
-        """The piece as an opaque operator, with the verdict on its real export: the operator proves nothing."""
+        """The piece as an opaque operator, which proves nothing, with the verdict on its real export."""
         opaque = self.export_once(quiet=quiet, replaced=[self], **once)
         if not real.is_ok():
             return StatusExport(
-                real.status | StatusExportCode.CUSTOM, real.step, real.reason, opaque.exported, error=real.error
+                real.status | StatusExportCode.CUSTOM,
+                real.step,
+                real.reason,
+                opaque.exported,
+                error=real.error,
             )
         return opaque
 
@@ -677,5 +688,3 @@ def _chosen(exporter: str | Exporter, options: dict[str, Any]) -> Exporter:
     if name.startswith("torch-export") and "strict" in options:
         name = "torch-export-strict" if options.pop("strict") else "torch-export"
     return load_any_exporter(name)
-
-

@@ -44,7 +44,10 @@ def decompose(
     """`program` decomposed as `torch.onnx.export` does it, or with another `table`."""
     oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
     with oblivious:
-        return program.run_decompositions(dict(decomposition_table() if table is None else table))
+        decomposed: torch.export.ExportedProgram = program.run_decompositions(
+            dict(decomposition_table() if table is None else table)
+        )
+    return decomposed
 
 
 def inputs_of(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any]) -> list[Any]:
@@ -52,7 +55,7 @@ def inputs_of(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any]) 
 
     Buffers are copied: a captured graph writes into them.
     """
-    _, keywords = program.call_spec.in_spec.children()  # type: ignore[union-attr]
+    _, keywords = program.call_spec.in_spec.children()
     names = list(keywords.context or ())
     leaves = iter(_pytree.tree_leaves(((), {name: kwargs[name] for name in names})))
     values: list[Any] = []
@@ -148,4 +151,4 @@ def source_line(trace: str | None) -> str:
     if not frames:
         return ""
     file, line, code = (own or frames)[-1]
-    return f"{file}:{line}: {code}".rstrip(": ")
+    return f"{file}:{line}" + (f": {code}" if code else "")

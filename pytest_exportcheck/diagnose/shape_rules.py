@@ -46,7 +46,7 @@ def find_rule(inputs: Sequence[Shapes], sizes: Sequence[int]) -> SizeRule | None
     """The simplest rule that gives `sizes`, one per call; ``None`` if there is none.
 
     A size that is the same in all calls is a constant. Otherwise: a size of an input, one plus or times a
-    constant, the sum, difference or product of two.
+    constant, the sum, difference or product of two; a factor and a constant, where at least three sizes agree.
     """
     if len(set(sizes)) == 1:
         return SizeRule(str(sizes[0]), lambda shapes, size=sizes[0]: size)  # type: ignore[misc]
@@ -70,14 +70,34 @@ def find_rule(inputs: Sequence[Shapes], sizes: Sequence[int]) -> SizeRule | None
                 f"{name} + {offset}",
                 lambda shapes, i=index, a=axis, offset=offset: shapes[i][a] + offset,  # type: ignore[misc]
             )
-        factors = {(size // other, size % other) if other else (0, 1) for size, other in zip(sizes, seen, strict=True)}
+        factors = {
+            (size // other, size % other) if other else (0, 1)
+            for size, other in zip(sizes, seen, strict=True)
+        }
         if len(factors) == 1 and next(iter(factors))[1] == 0:
             factor = factors.pop()[0]
             return SizeRule(
                 f"{name} * {factor}",
                 lambda shapes, i=index, a=axis, factor=factor: shapes[i][a] * factor,  # type: ignore[misc]
             )
-    return _of_two(axes, sizes)
+    return _of_two(axes, sizes) or _linear(axes, sizes)
+
+
+def _linear(axes: Sequence[tuple[int, int, tuple[int, ...]]], sizes: Sequence[int]) -> SizeRule | None:
+    """``2 * size + 1``, where three sizes or more agree: any two do."""
+    for index, axis, seen in axes:
+        if len(set(seen)) < 3:
+            continue
+        low, high = min(seen), max(seen)
+        at = {size: result for size, result in zip(seen, sizes, strict=True)}
+        factor, rest = divmod(at[high] - at[low], high - low)
+        offset = at[low] - factor * low
+        if not rest and all(factor * x + offset == y for x, y in zip(seen, sizes, strict=True)):
+            return SizeRule(
+                f"input {index} axis {axis} * {factor} + {offset}",
+                lambda shapes, i=index, a=axis, f=factor, o=offset: shapes[i][a] * f + o,  # type: ignore[misc]
+            )
+    return None
 
 
 def _of_two(axes: Sequence[tuple[int, int, tuple[int, ...]]], sizes: Sequence[int]) -> SizeRule | None:

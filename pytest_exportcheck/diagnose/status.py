@@ -43,7 +43,7 @@ class StatusExportCode(enum.IntFlag):
     DISC = 16
 
     @types.DynamicClassAttribute
-    def name(self) -> str:  # type: ignore[override]
+    def name(self) -> str:
         """``OK_CHILDC``; ``NONE`` for the empty set."""
         members = type(self).__members__.items()
         return "_".join(name for name, member in members if member._value_ & self._value_) or "NONE"
@@ -62,8 +62,8 @@ class StatusExport:
     status:
         What is true of it.
     step:
-        Where it failed: ``SHAPES`` (one graph cannot serve the calls), ``EXPORT``, ``EVAL`` (the program does
-        not run), ``DISC``; empty if it did not.
+        Where it failed: ``SHAPES`` (one graph cannot serve the calls), ``CUSTOM`` (the exporter takes no
+        custom ops), ``EXPORT``, ``EVAL`` (the program does not run), ``DISC``; empty if it did not.
     reason:
         The message; for ``DISC`` the worst error.
     exported:

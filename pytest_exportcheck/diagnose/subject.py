@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import time
 import warnings
@@ -43,7 +44,17 @@ from ..observe.targets import Target, target_text
 from ..patches.base import PatchMode
 from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
 
-__all__ = ["EXPORTER_ALIASES", "Clock", "Sample", "Subject", "first_line", "load_any_exporter", "quietly", "subject_from_calls", "subject_of"]
+__all__ = [
+    "EXPORTER_ALIASES",
+    "Clock",
+    "Sample",
+    "Subject",
+    "first_line",
+    "load_any_exporter",
+    "quietly",
+    "subject_from_calls",
+    "subject_of",
+]
 
 #: Names in the documents of the piece-by-piece API -> ours.
 EXPORTER_ALIASES = {"fx": "torch-export", "onnx_dynamo": "onnx-dynamo", "torch_script": "onnx-torchscript"}
@@ -62,14 +73,14 @@ def first_line(error: BaseException | str) -> str:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """No warnings and no log records of torch, onnxscript and the like inside the block.
+    """No warnings, log records and stderr of torch, onnxscript and the like inside the block.
 
     A diagnosis repeats what failed, many times; the case itself has shown what they have to say.
     """
     before = logging.root.manager.disable
     logging.disable(max(logging.ERROR, before))
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:

@@ -113,7 +113,9 @@ class _Watch:
                 setattr(module, method, had)
         self._had.clear()
 
-    def _watched(self, module: torch.nn.Module, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _watched(
+        self, module: torch.nn.Module, original: Callable[..., Any], name: str
+    ) -> Callable[..., Any]:
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
@@ -162,7 +164,8 @@ def _sites(callers: Sequence[_Call]) -> list[list[_Call]]:
             sites.append([call for calls in runs for call in calls])
         else:
             sites.extend([calls[k] for calls in runs] for k in range(counts.pop()))
-    return sites
+    order = {id(call): k for caller in reversed(callers) for k, call in enumerate(caller.inner)}
+    return sorted(sites, key=lambda calls: order[id(calls[0])])
 
 
 def _informative(calls: Sequence[_Call]) -> list[_Call]:
