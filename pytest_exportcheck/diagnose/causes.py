@@ -148,7 +148,8 @@ CAUSES: tuple[Cause, ...] = (
         "its tensors one by one",
         "https://github.com/pytorch/pytorch/pull/106160",
         pattern=r"(?:Unsupported input type|Unsupported output type|not a pytree node|"
-        r"Unsupported pytree|torch\.export takes no such input|found unsupported (?:type|input)|"
+        r"Unsupported pytree|in output, which is not a known type|torch\.export takes no such input|"
+        r"found unsupported (?:type|input)|"
         r"Expected input .{0,80} to be (?:a|of) Tensor|register it with register_)",
     ),
     Cause(

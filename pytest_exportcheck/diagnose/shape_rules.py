@@ -46,7 +46,7 @@ def find_rule(inputs: Sequence[Shapes], sizes: Sequence[int]) -> SizeRule | None
     """The simplest rule that gives `sizes`, one per call; ``None`` if there is none.
 
     A size that is the same in all calls is a constant. Otherwise: a size of an input, one plus or times a
-    constant, the sum, difference or product of two; a factor and a constant, where at least three sizes agree.
+    constant, the sum, difference or product of two; a factor and a constant, where three sizes or more agree.
     """
     if len(set(sizes)) == 1:
         return SizeRule(str(sizes[0]), lambda shapes, size=sizes[0]: size)  # type: ignore[misc]
@@ -89,7 +89,7 @@ def _linear(axes: Sequence[tuple[int, int, tuple[int, ...]]], sizes: Sequence[in
         if len(set(seen)) < 3:
             continue
         low, high = min(seen), max(seen)
-        at = {size: result for size, result in zip(seen, sizes, strict=True)}
+        at = dict(zip(seen, sizes, strict=True))
         factor, rest = divmod(at[high] - at[low], high - low)
         offset = at[low] - factor * low
         if not rest and all(factor * x + offset == y for x, y in zip(seen, sizes, strict=True)):

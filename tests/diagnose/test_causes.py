@@ -81,28 +81,18 @@ def test_a_missing_kernel() -> None:
     import onnx
     import onnxruntime
 
-    bits = onnx.TensorProto.UINT16
+    double = onnx.TensorProto.DOUBLE
     graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Gelu", ["x"], ["y"])],
+        [onnx.helper.make_node("LRN", ["x"], ["y"], size=3)],
         "g",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.DOUBLE, [2])],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.DOUBLE, [2])],
+        [onnx.helper.make_tensor_value_info("x", double, [1, 4, 2, 2])],
+        [onnx.helper.make_tensor_value_info("y", double, [1, 4, 2, 2])],
     )
-    assert bits
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
-
-    def load() -> None:
-        onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-
-    try:
-        load()
-    except Exception as error:
-        assert names(Evidence(str(error), "session")) == ["no kernel in ONNX Runtime"]
-    else:
-        node = onnx.helper.make_node("Erf", ["x"], ["y"])
-        del model.graph.node[:]
-        model.graph.node.append(node)
-        assert names(Evidence(error_of(load), "session")) == ["no kernel in ONNX Runtime"]
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    text = error_of(
+        lambda: onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    )
+    assert names(Evidence(text, "session")) == ["no kernel in ONNX Runtime"]
 
 
 @pytest.mark.parametrize(
