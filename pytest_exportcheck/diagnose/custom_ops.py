@@ -25,7 +25,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..observe import CallSignature
-from ..pytrees import clone_tree
+from ..pytrees import clone_tree, flatten_with_paths
 from ..pytrees.paths import same_constant
 from .shape_rules import find_rule
 
@@ -60,6 +60,7 @@ class _Structure:
     spec: Any
     leaves: list[Any]  # _TENSOR or int (a size, an operand too) or the constant itself
     types: list[str]  # of the operands in order: Tensor, SymInt
+    paths: list[str]  # of the operands in order
     definition: Any = None
     result: _Result | None = None
     observed: list[tuple[list[Any], list[torch.Tensor], _Result]] | None = None
@@ -175,7 +176,7 @@ class ModuleAsOperator:
         try:
             for arguments in self.calls:
                 operands, marked, spec = _operands(arguments)
-                self._structure(spec, marked, [_type_of(value) for value in operands])
+                self._structure(arguments, spec, marked, [_type_of(value) for value in operands])
         except BaseException:
             self._undefine()
             raise
@@ -197,13 +198,17 @@ class ModuleAsOperator:
 
     # calls
 
-    def _structure(self, spec: Any, marked: list[Any], types: list[str]) -> _Structure:
+    def _structure(
+        self, arguments: Mapping[str, Any], spec: Any, marked: list[Any], types: list[str]
+    ) -> _Structure:
         for structure in self.structures:
             if structure.matches(spec, marked) and structure.types == types:
                 return structure
         number = len(self.structures) + 1
         name = self.name if number == 1 else f"{self.name}_{number}"
-        structure = _Structure(name, spec, marked, types)
+        leaves = [pair for key, value in arguments.items() for pair in flatten_with_paths(value, key)]
+        paths = [path for path, leaf in leaves if isinstance(leaf, (torch.Tensor, torch.SymInt))]
+        structure = _Structure(name, spec, marked, types, paths)
         with _disable_current_modes():
             observed = self.observe(structure)
         structure.written = sorted({position for call in observed for position in call[2].written})
@@ -227,7 +232,7 @@ class ModuleAsOperator:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         arguments = self.signature.bind(args, kwargs)
         operands, marked, spec = _operands(arguments)
-        structure = self._structure(spec, marked, [_type_of(value) for value in operands])
+        structure = self._structure(arguments, spec, marked, [_type_of(value) for value in operands])
         operator = getattr(getattr(torch.ops, NAMESPACE), structure.name)
         outputs = list(operator(*operands))
         result = structure.result
@@ -359,17 +364,33 @@ class ModuleAsOperator:
                     structure.observed.append((merged, outputs, structure.result))
         return structure.observed
 
+    def _observed_otherwise(
+        self, structure: _Structure
+    ) -> tuple[list[tuple[list[Any], list[torch.Tensor], _Result]], list[list[Any]]]:
+        """Recorded calls of another structure, inputs matched by path.
+
+        A trace makes other calls than eager: transformers leaves a mask out that masks nothing, and makes it
+        while it is traced.
+        """
+        for other in self.structures:
+            if other.observed and not any(call[2].written for call in other.observed):
+                rows = [dict(zip(other.paths, _shapes_of(c[0]), strict=True)) for c in other.observed]
+                return other.observed, [[row.get(path) for path in structure.paths] for row in rows]
+        return [], []
+
     def _from_observations(
         self, structure: _Structure, operands: Sequence[Any], given: Mapping[int, tuple[Any, ...]]
     ) -> list[torch.Tensor]:
         observed = self.observe(structure)
+        seen = [_shapes_of(call[0]) for call in observed]
+        if not observed:
+            observed, seen = self._observed_otherwise(structure)
         if not observed:
             raise RuntimeError(
                 f"{type(self.module).__name__} cannot be run on fake tensors ({self.guessed}) and no "
                 "recorded call has these arguments: give shape_functions for its outputs"
             )
         structure.result = observed[0][2]
-        seen = [_shapes_of(call[0]) for call in observed]
         now = _shapes_of(operands)
         made = []
         for index, output in enumerate(observed[0][1]):

@@ -369,7 +369,7 @@ class ModelDiagnoseOutput:
         ObserveError
             One graph cannot serve the calls.
         """
-        signature = CallSignature.of(self.forward)
+        signature = _PieceSignature.of(self.forward)
         used = list(zip(self.inputs, self._results, strict=True))
         calls = [
             RecordedCall(k, signature.bind(args, kwargs), result, 0.0, len(args))
@@ -654,6 +654,16 @@ class ModelDiagnoseOutput:
             return str(self.guess_dynamic_shapes()).replace("<_DimHint.DYNAMIC: 3>", "DYN")
         except ValueError as error:
             return f"none: {error}"
+
+
+class _PieceSignature(CallSignature):
+    """Of a piece: a parameter without default that no argument is given for was passed as ``None``."""
+
+    def call(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        missing = [n for n in self.names if n not in arguments and n not in self.defaults]
+        given = {**dict.fromkeys(missing), **arguments}
+        names = [*self.names, *(name for name in given if name not in self.names)]
+        return super().call({name: given[name] for name in names if name in given})
 
 
 def _children(value: Any) -> list[Any] | None:

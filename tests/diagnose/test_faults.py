@@ -346,3 +346,30 @@ def test_a_right_export_is_not_blamed() -> None:
     found = explain(Gelu(), ROWS)
     assert found.verdict == "not reproduced: every step agrees with eager"
     assert found.causes == []
+
+
+def test_a_branch_of_transformers_in_float16() -> None:
+    """Its mask is a required argument, ``None`` in eager and a tensor while it is traced."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BartConfig(
+        vocab_size=64, d_model=16, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
+    )  # fmt: skip
+    inputs = [
+        {
+            "input_ids": torch.randint(3, 64, (batch, length)),
+            "decoder_input_ids": torch.randint(3, 64, (batch, length + 1)),
+            "use_cache": False,
+        }
+        for batch, length in ((2, 5), (3, 7))
+    ]
+    found = explain(transformers.BartModel(config).half(), inputs)
+    assert found.pieces is not None
+    (culprit,) = found.pieces.culprits
+    assert (culprit.site, culprit.kind) == ("encoder.layers[0]", "BartEncoderLayer")
+    assert "modeling_bart.py:" in culprit.line
+    assert "isfinite" in culprit.line
+    assert culprit.parent_exports is True
+    assert culprit.alike == ("encoder.layers[1]",)
