@@ -48,6 +48,14 @@ _PUBLIC = {
     "flatten_with_keys_base_model_output": "pytest_exportcheck.pytrees.make",
     "unflatten_base_model_output": "pytest_exportcheck.pytrees.make",
     "load_dynamic_shapes": "pytest_exportcheck.checks.golden",
+    "CustomOpStrategy": "pytest_exportcheck.diagnose.status",
+    "StatusExport": "pytest_exportcheck.diagnose.status",
+    "StatusExportCode": "pytest_exportcheck.diagnose.status",
+    "ModelDiagnoseOutput": "pytest_exportcheck.diagnose.pieces",
+    "trace_execution_piece_by_piece": "pytest_exportcheck.diagnose.trace",
+    "trace_forward_execution": "pytest_exportcheck.diagnose.trace",
+    "Diagnosis": "pytest_exportcheck.diagnose.diagnosis",
+    "diagnose_case": "pytest_exportcheck.diagnose.diagnosis",
     "register_class_flattening": "pytest_exportcheck.pytrees",
     "register_flattening_functions": "pytest_exportcheck.pytrees",
     "unregister_class_flattening": "pytest_exportcheck.pytrees",
@@ -65,18 +73,24 @@ __all__ = [
     "STAGES",
     "CacheKeyValue",
     "CaseId",
+    "CustomOpStrategy",
+    "Diagnosis",
     "ExportCheckError",
     "InputCandidate",
     "InputObserver",
     "InputObserverInfo",
+    "ModelDiagnoseOutput",
     "ModelSpec",
     "ObserverWarning",
     "Patch",
     "SpecError",
     "StaticAxisError",
+    "StatusExport",
+    "StatusExportCode",
     "__version__",
     "assert_dynamic_shapes",
     "assert_export",
+    "diagnose_case",
     "flatten_base_model_output",
     "flatten_dynamic_cache",
     "flatten_encoder_decoder_cache",
@@ -104,6 +118,8 @@ __all__ = [
     "torch_deepcopy",
     "torch_export_patches",
     "torch_export_rewrite",
+    "trace_execution_piece_by_piece",
+    "trace_forward_execution",
     "unflatten_base_model_output",
     "unflatten_dynamic_cache",
     "unflatten_encoder_decoder_cache",
@@ -119,6 +135,10 @@ if TYPE_CHECKING:
     from .cases import CaseId
     from .checks.golden import load_dynamic_shapes
     from .checks.max_diff import max_diff, string_diff
+    from .diagnose.diagnosis import Diagnosis, diagnose_case
+    from .diagnose.pieces import ModelDiagnoseOutput
+    from .diagnose.status import CustomOpStrategy, StatusExport, StatusExportCode
+    from .diagnose.trace import trace_execution_piece_by_piece, trace_forward_execution
     from .errors import STAGES, ExportCheckError, SpecError
     from .observe import InputCandidate, InputObserver, InputObserverInfo, ObserverWarning
     from .patches.api import torch_export_patches, torch_export_rewrite

@@ -97,8 +97,11 @@ class OnnxDynamo:
 
     def export(self, request: ExportRequest) -> Exported:
         """Capture, then convert; the ONNX graph keeps the names of the dynamic axes."""
+        return self.convert(request, capture(request))
+
+    def convert(self, request: ExportRequest, program: torch.export.ExportedProgram) -> Exported:
+        """The second step; a failure belongs to the stage ``convert``."""
         options = dict(request.options)
-        program = capture(request)
         request.captured(program)
         # The mode may have fixes for the graph (``hf``); they work in place.
         table = request.mode.before_convert(program) if request.mode is not None else None

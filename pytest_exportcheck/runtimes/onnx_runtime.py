@@ -6,7 +6,7 @@ import ctypes
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +146,27 @@ def _to_torch(value: Any) -> Any:
 class OnnxRuntimeSession:
     """A session with one thread, on the provider for its device.
 
+    Parameters
+    ----------
+    configure:
+        Called with the ``SessionOptions`` before the model is loaded, for a diagnosis: other levels of graph
+        optimization, a path for the optimized model.
+    disabled_optimizers:
+        Names of graph optimizations of ONNX Runtime to leave out.
+
     Raises
     ------
     SessionError
         ONNX Runtime refuses the model, or falls back to another provider than the one asked for.
     """
 
-    def __init__(self, exported: Exported, device: str) -> None:
+    def __init__(
+        self,
+        exported: Exported,
+        device: str,
+        configure: Callable[[Any], None] | None = None,
+        disabled_optimizers: Sequence[str] = (),
+    ) -> None:
         import onnxruntime
 
         self._exported = exported
@@ -164,6 +178,8 @@ class OnnxRuntimeSession:
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        if configure is not None:
+            configure(options)
         if provider not in onnxruntime.get_available_providers():
             raise SessionError(
                 f"onnxruntime {onnxruntime.__version__} has no {provider} "
@@ -176,7 +192,9 @@ class OnnxRuntimeSession:
         )
         try:
             model = _serialize(exported.program, Path(self._folder.name))
-            self._session = onnxruntime.InferenceSession(model, options, providers=wanted)
+            self._session = onnxruntime.InferenceSession(
+                model, options, providers=wanted, disabled_optimizers=list(disabled_optimizers)
+            )
         except Exception as error:
             raise SessionError(f"onnxruntime cannot load the model: {error}") from error
         used = self._session.get_providers()

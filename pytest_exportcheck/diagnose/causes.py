@@ -1,0 +1,206 @@
+"""Failures that are known: how to recognise one, what it means, what to do, where it is discussed.
+
+A table. A failure that matches no row is shown as it is. To add one: the pattern of the message, or a test of
+what was found; a sentence that says what happened in the model; what to do about it; a link that was read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["CAUSES", "Cause", "Evidence", "known_causes"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a failure.
+
+    Attributes
+    ----------
+    text:
+        Messages and details, as they are.
+    stage:
+        Of the pipeline, where it failed.
+    dtype:
+        Of the case.
+    guilty:
+        The guilty step of the ladder, empty if there is none.
+    differs:
+        Whether that step gave numbers that differ, rather than raising.
+    other_sizes:
+        Whether it fails only at sizes that no observed call had.
+    masked_rows:
+        Whether a mask among the inputs has rows without a single position.
+    operators:
+        Operators of torch in the captured program, empty if there is none.
+    """
+
+    text: str
+    stage: str = ""
+    dtype: str = ""
+    guilty: str = ""
+    differs: bool = False
+    other_sizes: bool = False
+    masked_rows: bool = False
+    operators: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One row of the table.
+
+    Attributes
+    ----------
+    name:
+        Short, unique.
+    sentence:
+        What happened, for somebody who has not seen the message before.
+    remedy:
+        What to do.
+    link:
+        Where to read on; empty if there is no page that was read.
+    pattern:
+        Regular expression, searched in the text; case matters.
+    test:
+        What must hold beside it.
+    """
+
+    name: str
+    sentence: str
+    remedy: str
+    link: str = ""
+    pattern: str = ""
+    test: Callable[[Evidence], bool] = field(default=lambda evidence: True)
+
+    def matches(self, evidence: Evidence) -> bool:
+        """Whether the row describes the failure."""
+        found = not self.pattern or re.search(self.pattern, evidence.text, re.DOTALL) is not None
+        return found and self.test(evidence)
+
+    def lines(self) -> list[str]:
+        """As shown to a person."""
+        shown = [f"known cause ({self.name}): {self.sentence}", f"  remedy: {self.remedy}"]
+        return [*shown, f"  see {self.link}"] if self.link else shown
+
+    def to_record(self) -> dict[str, str]:
+        """Plain builtins."""
+        return {"name": self.name, "sentence": self.sentence, "remedy": self.remedy, "link": self.link}
+
+
+CAUSES: tuple[Cause, ...] = (
+    Cause(
+        "0/1 specialisation",
+        "a dynamic axis had size 0 or 1 in the example, and torch.export makes constants of these sizes",
+        "let the example have sizes of at least 2 on every dynamic axis (observe such a call, or name one as "
+        "observe.example); onnx-dynamo captures without this rule",
+        "https://docs.pytorch.org/docs/main/compile/dynamic_shapes_zero_one_specialization.html",
+        pattern=r"0/1 speciali[sz]ed",
+    ),
+    Cause(
+        "fixed axis",
+        "the model's code computes with the size of a dynamic axis as with a plain number, so that the graph "
+        "is right for this size only",
+        "find the line with the culprit below: int(), a comparison with a constant, a buffer made for one "
+        "size; or make the axis static if it really is",
+        pattern=r"(?:marked .{0,80} as dynamic but your code specialized it|Constraints violated|"
+        r"specialized it to be a constant|dynamic axes became constants)",
+    ),
+    Cause(
+        "data-dependent branch",
+        "Python decides by the values of a tensor (if, while, assert, int(), .item()), which a trace does "
+        "not know",
+        "torch.where for a choice of values, torch.cond for a choice of code, torch._check for an assertion; "
+        "or keep the branch out of the exported method",
+        "https://docs.pytorch.org/docs/main/compile/dynamic_shapes_troubleshooting_guardon_errors.html",
+        pattern=r"(?:Could not guard on data-dependent|GuardOnDataDependentSymNode|"
+        r"Could not extract specialized integer from data-dependent|[Dd]ata-dependent branching|"
+        r"Data dependent variable|DataDependentOutputException|aten\._local_scalar_dense)",
+    ),
+    Cause(
+        "missing ONNX operator",
+        "no function for this operator of torch exists in the exporter's ONNX library, nor a decomposition "
+        "into others that have one",
+        "give a function of your own in custom_translation_table (exporter_options), or write the operation "
+        "with other operators",
+        "https://docs.pytorch.org/tutorials/_sources/beginner/onnx/onnx_registry_tutorial.rst.txt",
+        pattern=r"No ONNX function found for|Exporting the operator '[\w:]+' to ONNX opset version \d+ is",
+    ),
+    Cause(
+        "no kernel in ONNX Runtime",
+        "the graph is valid, and the execution provider has no kernel for an operator with this dtype",
+        "cast around the operator, choose another opset_version, or another execution provider",
+        pattern=r"(?:NOT_IMPLEMENTED|Could not find an implementation for)",
+    ),
+    Cause(
+        "**kwargs with dynamic shapes",
+        "the exported method takes **kwargs, and torch.export finds no way to give their dynamic shapes",
+        "export a method with named arguments (pytest-exportcheck does that by itself where it calls "
+        "torch.export), or pass these arguments as constants",
+        "https://github.com/pytorch/pytorch/issues/150022",
+        pattern=r"Must provide a tree_name when there might be a mismatch",
+    ),
+    Cause(
+        "unregistered class",
+        "an argument or a result is of a class that torch.export cannot take apart into tensors",
+        "register it with register_class_flattening (a dataclass: torch.export.register_dataclass), or pass "
+        "its tensors one by one",
+        "https://github.com/pytorch/pytorch/pull/106160",
+        pattern=r"(?:Unsupported input type|Unsupported output type|not a pytree node|"
+        r"Unsupported pytree|in output, which is not a known type|torch\.export takes no such input|"
+        r"found unsupported (?:type|input)|"
+        r"Expected input .{0,80} to be (?:a|of) Tensor|register it with register_)",
+    ),
+    Cause(
+        "recurrent layer after another export",
+        "an export earlier in the process left a kernel of a GRU or LSTM behind that fixes the number of "
+        "steps; torch 2.13 keeps the first one an operator dispatched to",
+        "run the case in a process of its own; if it passes there, this is the cause",
+        "https://github.com/pytorch/pytorch/issues/191855",
+        pattern=r"(?:invalid expand shape|became constants|speciali[sz]ed|Guard failed)",
+        test=lambda e: (
+            any(name.startswith(("aten.gru", "aten.lstm")) for name in e.operators)
+            or re.search(r"\b(?:GRU|LSTM)\b", e.text) is not None
+        ),
+    ),
+    Cause(
+        "fully masked attention rows",
+        "a row of the attention mask allows no position at all (padding): torch gives zeros there, a plain "
+        "softmax NaN or an average",
+        "compare real positions only (compare: {output: {where: attention_mask}}), or let every row attend "
+        "somewhere",
+        "https://github.com/pytorch/pytorch/issues/103963",
+        pattern=r"(?:nan instead of|instead of nan|only where attention_mask is 0|outside|differs)",
+        test=lambda e: e.differs and (e.masked_rows or "attention_mask is 0" in e.text),
+    ),
+    Cause(
+        "float16 overflow",
+        "a value leaves the range of float16 (65504) in one of the two and not in the other: the order of "
+        "operations differs, or one computes in float32 inside",
+        "clamp before the operation named above, or keep that layer in float32; bfloat16 has the range of "
+        "float32",
+        "https://github.com/huggingface/transformers/issues/9295",
+        pattern=r"(?:-?inf|nan) instead of|instead of (?:-?inf|nan)",
+        test=lambda e: e.dtype == "float16" and not e.masked_rows,
+    ),
+    Cause(
+        "baked scalar or threshold",
+        "a Python number that the model computes from its inputs (a size, .item(), a comparison) became a "
+        "constant in the captured program: it is right for the example and wrong for other inputs",
+        "compute it with tensors; branch with torch.where or torch.cond; or give a graph to each side "
+        "(observe.graphs)",
+        test=lambda e: e.guilty == "capture" and e.differs and not e.masked_rows,
+    ),
+    Cause(
+        "patch changes the model",
+        "the patch mode replaces code of the model by code that computes something else",
+        "leave the patch out: it may be older than the model's code",
+        test=lambda e: e.guilty == "patches" and e.differs,
+    ),
+)
+
+
+def known_causes(evidence: Evidence) -> list[Cause]:
+    """The rows that describe a failure, in the order of the table; empty if it is unknown."""
+    return [cause for cause in CAUSES if cause.matches(evidence)]

@@ -1,0 +1,362 @@
+"""The smallest submodules that fail, so that one culprit does not hide another."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+from ..checks.compare import Tolerances
+from ..exporters.base import Exported, Exporter, ExportRequest
+from ..exporters.onnx_dynamo import OnnxDynamo, capture
+from ..patches.base import PatchMode
+from ..pytrees.string_type import string_type
+from .pieces import ModelDiagnoseOutput
+from .status import StatusExport
+from .subject import Clock
+
+__all__ = ["CaptureForOnnx", "Culprit", "CulpritSearch", "find_culprits", "line_of"]
+
+#: Packages whose frames are machinery; transformers is not among them: its code is the model.
+_MACHINERY = ("torch", "onnxscript", "onnx_ir", "onnxruntime", "onnx", "sympy", "pytest_exportcheck")
+
+_FILE = re.compile(r'File "([^"]+)", line (\d+)(?:, in \S+)?\n\s*([^\n]*)')
+
+
+class CaptureForOnnx:
+    """The first step of ``onnx-dynamo`` alone: what it refuses or gets wrong needs no conversion to see."""
+
+    name = "onnx-dynamo (capture)"
+    target = "torch"
+
+    def export(self, request: ExportRequest) -> Exported:
+        """The captured program as a callable, without guards, which ONNX does not have."""
+        program = capture(request)
+        return Exported(program.module(check_guards=False))
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """A piece that fails while everything below it is fine.
+
+    Attributes
+    ----------
+    path, kind:
+        Of the module in the model, and its class.
+    site:
+        Names from the root, which tell call sites of one module apart.
+    step, reason:
+        As in `StatusExport`.
+    line:
+        The line of the user's or of transformers' code: ``file:line in function: code``.
+    inputs:
+        Of its recorded calls, with shapes.
+    dynamic_shapes:
+        As inferred from them.
+    own_code:
+        Whether it fails with all its children replaced by custom ops too; ``None``: it has none, or that was
+        not tried.
+    parent, parent_exports:
+        The piece that calls it, and whether that one exports with all its failing children replaced; ``None``
+        if that was not tried.
+    parent_reason:
+        Why it does not.
+    alike:
+        Sites of the same class with the same inputs that were not tried.
+    """
+
+    path: str
+    kind: str
+    site: str
+    step: str
+    reason: str
+    line: str = ""
+    inputs: tuple[str, ...] = ()
+    dynamic_shapes: str = ""
+    own_code: bool | None = None
+    parent: str = ""
+    parent_exports: bool | None = None
+    parent_reason: str = ""
+    alike: tuple[str, ...] = ()
+
+    def lines(self) -> list[str]:
+        """As shown to a person."""
+        what = {"DISC": "gives wrong numbers", "EVAL": "does not run", "SHAPES": "cannot be one graph"}
+        shown = [
+            f"culprit: {self.site} ({self.kind}) {what.get(self.step, 'cannot be exported')}: {self.reason}"
+        ]
+        if self.line:
+            shown.append(f"  at {self.line}")
+        if self.own_code:
+            shown.append("  in its own code: it fails with its children replaced by custom ops too")
+        shown.extend(f"  called with {text}" for text in self.inputs)
+        if self.dynamic_shapes:
+            shown.append(f"  dynamic shapes {self.dynamic_shapes}")
+        if self.parent_exports is not None:
+            shown.append(
+                f"  {self.parent} exports with it replaced by a custom op"
+                if self.parent_exports
+                else f"  {self.parent} does not export with it replaced either: {self.parent_reason}"
+            )
+        if self.alike:
+            shown.append(f"  not tried, of the same class with the same inputs: {', '.join(self.alike)}")
+        return shown
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain builtins."""
+        return {**vars(self), "inputs": list(self.inputs), "alike": list(self.alike)}
+
+
+@dataclass
+class CulpritSearch:
+    """What the search found.
+
+    Attributes
+    ----------
+    culprits:
+        In the order of the calls.
+    tried:
+        How many exports were made.
+    note:
+        What was not searched, and why.
+    root:
+        Result of the whole.
+    """
+
+    culprits: list[Culprit] = field(default_factory=list)
+    tried: int = 0
+    note: str = ""
+    root: StatusExport | None = None
+
+    def lines(self) -> list[str]:
+        """As shown to a person."""
+        shown = [line for culprit in self.culprits for line in culprit.lines()]
+        return [*shown, f"piece by piece: {self.note}"] if self.note else shown
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain builtins."""
+        return {
+            "culprits": [culprit.to_record() for culprit in self.culprits],
+            "tried": self.tried,
+            "note": self.note,
+        }
+
+
+def line_of(error: BaseException | None) -> str:
+    """The last line of the user's or of transformers' code in the traceback of an error.
+
+    Where the traceback has none (strict mode reads bytecode) the message is asked, which quotes it.
+    """
+    known: set[int] = set()
+    current = error
+    found = ""
+    while current is not None and id(current) not in known:
+        known.add(id(current))
+        frames = [f for f in traceback.extract_tb(current.__traceback__) if not _is_machinery(f.filename)]
+        if frames:
+            last = frames[-1]
+            found = f"{last.filename}:{last.lineno} in {last.name}" + (f": {last.line}" if last.line else "")
+        current = current.__cause__ or current.__context__
+    if not found and error is not None:
+        quoted = [match for match in _FILE.findall(str(error)) if not _is_machinery(match[0])]
+        if quoted:
+            file, line, code = quoted[-1]
+            found = f"{file}:{line}" + (f": {code.strip()}" if code.strip() else "")
+    return found
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename.startswith("<") or any(f"{os.sep}{name}{os.sep}" in filename for name in _MACHINERY)
+
+
+def find_culprits(
+    root: ModelDiagnoseOutput,
+    exporter: Exporter,
+    clock: Clock,
+    *,
+    mode: PatchMode | None = None,
+    tolerances: Tolerances | None = None,
+    options: dict[str, Any] | None = None,
+) -> CulpritSearch:
+    """Descend from `root` into every piece that fails, down to those whose children are all fine.
+
+    For ``onnx-dynamo`` only the capture is tried: where the conversion is wrong the nodes say more.
+
+    Parameters
+    ----------
+    root:
+        From `trace_execution_piece_by_piece`.
+    mode:
+        Active around every export.
+    """
+    chosen: Exporter = CaptureForOnnx() if isinstance(exporter, OnnxDynamo) else exporter
+    options = {} if chosen is not exporter else dict(options or {})
+    search = _Search(chosen, clock, tolerances or Tolerances(), options)
+    patches = (
+        mode.apply(root.model, str(getattr(exporter, "target", "torch")))
+        if mode is not None
+        else contextlib.nullcontext()
+    )
+    with patches:
+        status = search.export(root)
+        search.found.root = status
+        if status.is_ok():
+            search.found.note = "the whole passes on the traced calls: nothing to search for"
+        else:
+            search.found.culprits = search.descend(root, status)
+    search.found.tried = search.tried
+    return search.found
+
+
+class _Search:
+    def __init__(
+        self, exporter: Exporter, clock: Clock, tolerances: Tolerances, options: dict[str, Any]
+    ) -> None:
+        self.exporter = exporter
+        self.clock = clock
+        self.tolerances = tolerances
+        self.options = options
+        self.tried = 0
+        self.found = CulpritSearch()
+
+    def export(
+        self, piece: ModelDiagnoseOutput, replaced: Sequence[ModelDiagnoseOutput] = ()
+    ) -> StatusExport:
+        self.tried += 1
+        return piece.export_once(
+            self.exporter,
+            self.options,
+            tolerances=self._tolerances_of(piece),
+            replaced=replaced,
+        )
+
+    def _tolerances_of(self, piece: ModelDiagnoseOutput) -> Tolerances:
+        # What a spec says about its outputs is not about those of a layer inside.
+        return (
+            self.tolerances if piece.parent is None else Tolerances(computed_in=self.tolerances.computed_in)
+        )
+
+    def descend(self, piece: ModelDiagnoseOutput, status: StatusExport) -> list[Culprit]:
+        """Culprits at or below a piece that fails."""
+        if not piece.children:
+            return [_culprit(piece, status)]
+        failing: list[tuple[ModelDiagnoseOutput, StatusExport, tuple[str, ...]]] = []
+        for first, alike in _kinds(piece.children):
+            if self._over(piece):
+                break
+            result = self.export(first)
+            if result.is_ok():
+                # The same code on the same shapes with other weights: numbers may still differ.
+                rest = alike if status.step == "DISC" else []
+                for other in rest:
+                    if self._over(piece):
+                        break
+                    again = self.export(other)
+                    if not again.is_ok():
+                        failing.append((other, again, ()))
+            else:
+                failing.append((first, result, tuple(_site(other) for other in alike)))
+        if not failing:
+            return [self._own(piece, status)]
+        culprits: list[Culprit] = []
+        for child, result, same in failing:
+            below = self.descend(child, result)
+            culprits += [replace(c, alike=c.alike or same) if c.site == _site(child) else c for c in below]
+        return self._without(piece, [child for child, _, _ in failing], culprits)
+
+    def _own(self, piece: ModelDiagnoseOutput, status: StatusExport) -> Culprit:
+        """All children are fine: the piece itself, or what its children do together."""
+        culprit = _culprit(piece, status)
+        if self._over(piece):
+            return culprit
+        apart = self.export(piece, replaced=piece.children)
+        return culprit if apart.step == "CUSTOM" else replace(culprit, own_code=not apart.is_ok())
+
+    def _without(
+        self, piece: ModelDiagnoseOutput, failing: list[ModelDiagnoseOutput], culprits: list[Culprit]
+    ) -> list[Culprit]:
+        """Whether the parent exports without its failing children; if not, it has a fault of its own."""
+        if self._over(piece):
+            return culprits
+        same = [other for other in piece.children if any(_alike(other, one) for one in failing)]
+        apart = self.export(piece, replaced=same)
+        if apart.step == "CUSTOM":
+            return culprits
+        sites = {_site(child) for child in failing}
+        told = [
+            replace(c, parent=_site(piece), parent_exports=apart.is_ok(), parent_reason=apart.reason)
+            if c.site in sites
+            else c
+            for c in culprits
+        ]
+        if not apart.is_ok() and not any(apart.reason == c.reason and apart.step == c.step for c in culprits):
+            told.append(replace(_culprit(piece, apart), own_code=True))
+        return told
+
+    def _over(self, piece: ModelDiagnoseOutput) -> bool:
+        if self.clock.over:
+            self.found.note = f"the time budget was used up below {_site(piece)}"
+        return self.clock.over
+
+
+def _site(piece: ModelDiagnoseOutput) -> str:
+    names = []
+    current: ModelDiagnoseOutput | None = piece
+    while current is not None and current.parent is not None:
+        names.append(current.name)
+        current = current.parent
+    return ".".join(reversed(names)).replace(".[", "[") or type(piece.model).__name__
+
+
+def _form(piece: ModelDiagnoseOutput) -> tuple[Any, ...]:
+    """What an export of a piece depends on, beside its weights."""
+    leaves = [_pytree.tree_leaves(given) for given in piece.inputs]
+    return (
+        type(piece.model),
+        piece.method_name,
+        repr(piece.model),
+        *(
+            tuple(tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in call)
+            for call in leaves
+        ),
+    )
+
+
+def _alike(first: ModelDiagnoseOutput, second: ModelDiagnoseOutput) -> bool:
+    return first is second or _form(first) == _form(second)
+
+
+def _kinds(
+    pieces: Sequence[ModelDiagnoseOutput],
+) -> Iterator[tuple[ModelDiagnoseOutput, list[ModelDiagnoseOutput]]]:
+    """(first of a kind, the others of it): layers of one class differ in their weights only."""
+    groups: dict[tuple[Any, ...], list[ModelDiagnoseOutput]] = {}
+    for piece in pieces:
+        groups.setdefault(_form(piece), []).append(piece)
+    for group in groups.values():
+        yield group[0], group[1:]
+
+
+def _culprit(piece: ModelDiagnoseOutput, status: StatusExport) -> Culprit:
+    try:
+        shapes = str(piece.guess_dynamic_shapes()).replace("DimHint(DYNAMIC)", "DYN")
+    except ValueError as error:
+        shapes = f"none: {error}"
+    return Culprit(
+        piece.path,
+        type(piece.model).__name__,
+        _site(piece),
+        status.step,
+        status.reason,
+        line_of(status.error),
+        tuple(string_type(given, with_shape=True) for given in piece.inputs[:3]),
+        shapes,
+        parent=_site(piece.parent) if piece.parent is not None else "",
+    )

@@ -1,0 +1,343 @@
+"""All of it for one case, within a time budget: steps, nodes, submodules, known causes."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from ..cases import CaseId
+from ..checks.numbers import tolerances_of
+from ..errors import ExportCheckError
+from ..exporters.base import Exporter
+from ..exporters.registry import load_exporter
+from ..patches.base import PatchMode
+from ..patches.registry import load_patch_mode
+from .causes import Cause, Evidence, known_causes
+from .culprits import CulpritSearch, find_culprits, line_of
+from .ladder import Ladder, climb
+from .nodes import NodeSearch, first_bad_node
+from .subject import Clock, Subject, quietly
+from .trace import trace_forward_execution
+
+if TYPE_CHECKING:
+    from ..pipeline import SpecRun
+
+__all__ = ["Diagnosis", "diagnose", "diagnose_case"]
+
+#: Stages before anything is exported: there are no steps to walk.
+_BEFORE = ("load", "observe", "patch", "shapes")
+
+_TRANSLATING = re.compile(r"Error when translating node %(\w+)")
+
+
+@dataclass
+class Diagnosis:
+    """Why a case fails.
+
+    Attributes
+    ----------
+    stage, message:
+        Of the failure that is explained.
+    verdict:
+        One line.
+    ladder, nodes, pieces:
+        What the three searches found; ``None`` where one was not made.
+    causes:
+        Known failures that it looks like.
+    node:
+        For a refused conversion: the operator, its module and its line.
+    notes:
+        What was not done, and why.
+    seconds:
+        Spent.
+    """
+
+    stage: str
+    message: str
+    verdict: str = ""
+    ladder: Ladder | None = None
+    nodes: NodeSearch | None = None
+    pieces: CulpritSearch | None = None
+    causes: list[Cause] = field(default_factory=list)
+    node: str = ""
+    line: str = ""
+    notes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def lines(self) -> list[str]:
+        """As shown below a failure."""
+        shown = [f"diagnosis: {self.verdict}"]
+        if self.node:
+            shown.append(f"  {self.node}")
+        for cause in self.causes:
+            shown.extend(cause.lines())
+        if self.pieces is not None:
+            shown.extend(self.pieces.lines())
+        if self.nodes is not None:
+            shown.extend(self.nodes.lines())
+        if self.ladder is not None and self.ladder.rungs:
+            shown.extend(self.ladder.lines()[1:])
+        if self.line and not (self.pieces is not None and self.pieces.culprits):
+            shown.append(f"at {self.line}")
+        return [*shown, *self.notes]
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain builtins, for the report."""
+        return {
+            "stage": self.stage,
+            "message": self.message,
+            "verdict": self.verdict,
+            "node": self.node,
+            "line": self.line,
+            "causes": [cause.to_record() for cause in self.causes],
+            "ladder": self.ladder.to_record() if self.ladder is not None else None,
+            "nodes": self.nodes.to_record() if self.nodes is not None else None,
+            "pieces": self.pieces.to_record() if self.pieces is not None else None,
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def subject_of_case(run: SpecRun, case: CaseId) -> Subject:
+    """The subject of a case, from the observation that the run holds."""
+    assert case.exporter is not None
+    exporter = cast(Exporter, load_exporter(case.exporter))
+    own = getattr(exporter, "observed_under", None)
+    name = case.patch_mode or "none"
+    mode = cast(PatchMode, load_patch_mode("none" if name == "own" else name))
+    under = str(own) if name == "own" and own is not None else name if mode.observed_under_itself else "none"
+    observation = run.observe(case.device, case.dtype, under)
+    graph = observation.graph(case.graph)
+    spec = run.spec
+    return Subject(
+        observation.model,
+        graph.target,
+        graph.shapes,
+        graph.example,
+        graph.calls,
+        exporter,
+        tolerances_of(spec, case.device, case.dtype),
+        mode,
+        cast(PatchMode, load_patch_mode(under)),
+        dict(spec.exporter_options.get(exporter.name, {})),
+        observation.device,
+        spec.resize,
+        spec.compare,
+    )
+
+
+def diagnose_case(run: SpecRun, case: CaseId, error: ExportCheckError, budget_s: float = 120.0) -> Diagnosis:
+    """Explain the failure of a case of a spec.
+
+    Parameters
+    ----------
+    run:
+        Holds the model and its observation; both are reused.
+    budget_s:
+        Seconds after which no new step begins. A step that runs is not interrupted.
+
+    Returns
+    -------
+    Diagnosis
+        It never raises for what it finds: a step of its own that fails is a note.
+    """
+    clock = Clock(budget_s)
+    if error.stage in _BEFORE or case.exporter is None:
+        found = Diagnosis(error.stage, error.message, f"the case fails at {error.stage}, before any export")
+        found.causes = known_causes(Evidence(_text(error), error.stage, case.dtype))
+        found.seconds = clock.spent
+        return found
+    try:
+        subject = subject_of_case(run, case)
+    except ExportCheckError as again:
+        found = Diagnosis(error.stage, error.message, f"not reproduced: {again.stage}: {again.message}")
+        found.seconds = clock.spent
+        return found
+    return diagnose(subject, error, clock, dtype=case.dtype)
+
+
+def diagnose(subject: Subject, error: ExportCheckError | None, clock: Clock, *, dtype: str = "") -> Diagnosis:
+    """Explain the failure of a subject; see `diagnose_case`."""
+    found = Diagnosis(error.stage if error is not None else "", error.message if error is not None else "")
+    with torch.no_grad(), quietly():
+        try:
+            found.ladder = climb(subject, clock)
+        except Exception as problem:  # a diagnosis must not hide the failure that it explains
+            found.notes.append(f"the steps could not be walked: {type(problem).__name__}: {problem}")
+        ladder = found.ladder
+        if ladder is not None:
+            found.verdict = ladder.verdict
+            found.line = line_of(ladder.error)
+            _look_at_nodes(found, subject, ladder, clock)
+            _look_at_pieces(found, subject, ladder, clock)
+    if not found.verdict:
+        found.verdict = "nothing was found"
+    found.causes = known_causes(_evidence(found, error, dtype))
+    found.seconds = clock.spent
+    return found
+
+
+def _text(error: ExportCheckError | None) -> str:
+    return "\n".join([error.message, *error.details]) if error is not None else ""
+
+
+def _look_at_nodes(found: Diagnosis, subject: Subject, ladder: Ladder, clock: Clock) -> None:
+    """Inside the ONNX graph, where it is the graph or what runs it that is wrong."""
+    refused = _TRANSLATING.search(_chain(ladder.error)) if ladder.error is not None else None
+    if refused is not None:
+        found.node = _described(ladder, refused.group(1))
+    differs = bool(ladder.rungs) and any(rung.status == "differs" for rung in ladder.rungs)
+    program = ladder.decomposed
+    if program is None or ladder.inputs is None or not differs or ladder.guilty in ("capture", "patches"):
+        return
+    level = "DISABLE_ALL"
+    exported = ladder.plain
+    if ladder.guilty.startswith("onnxruntime"):
+        level, exported = ladder.guilty.partition(" ")[2], ladder.final
+    elif ladder.guilty == "onnx optimizer" or any(r.name == "onnx optimizer" and r.bad for r in ladder.rungs):
+        exported = ladder.final
+    if exported is None:
+        return
+    if clock.over:
+        found.notes.append("the nodes were not searched: the time budget was used up")
+        return
+    try:
+        with subject.active():
+            found.nodes = first_bad_node(
+                program, exported, ladder.inputs, subject.tolerances, clock, level=level, device="cpu"
+            )
+    except Exception as problem:  # as above
+        found.notes.append(f"the nodes could not be searched: {type(problem).__name__}: {problem}")
+        return
+    _refine(found, ladder)
+
+
+def _refine(found: Diagnosis, ladder: Ladder) -> None:
+    """Say in the verdict what the nodes showed."""
+    nodes = found.nodes
+    assert nodes is not None
+    if nodes.kind == "jump" and nodes.first is not None:
+        made = f" ({nodes.first.onnx_nodes})" if nodes.first.onnx_nodes else ""
+        place = f" in {nodes.first.module}" if nodes.first.module else ""
+        ladder.what += f"; first wrong node %{nodes.first.name} = {nodes.first.operator}{made}{place}"
+        if nodes.kernel and ladder.guilty == "conversion":
+            ladder.guilty = "kernel"
+            ladder.what = ladder.what.replace("conversion to ONNX", "a kernel of onnxruntime", 1)
+    elif nodes.kind == "drift" and nodes.first is not None:
+        ladder.guilty = "drift"
+        ladder.what = (
+            f"no single step: rounding errors add up (drift), %{nodes.first.name} is the first value outside "
+            "the tolerance"
+        )
+        ladder.workaround = "a tolerance for this dtype, or a part of the model in float32"
+    found.verdict = ladder.verdict
+
+
+def _chain(error: BaseException) -> str:
+    texts, known = [], set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in known:
+        known.add(id(current))
+        texts.append(str(current))
+        current = current.__cause__
+    return "\n".join(texts)
+
+
+def _described(ladder: Ladder, name: str) -> str:
+    from .programs import module_path, source_line
+
+    for program in (ladder.decomposed, ladder.captured):
+        for node in program.graph.nodes if program is not None else ():
+            if node.name == name:
+                place = "; ".join(
+                    p for p in (module_path(node), source_line(node.meta.get("stack_trace"))) if p
+                )
+                return f"%{name} = {node.target}" + (f" [{place}]" if place else "")
+    return f"%{name}"
+
+
+def _look_at_pieces(found: Diagnosis, subject: Subject, ladder: Ladder, clock: Clock) -> None:
+    """The smallest submodules that fail, where the capture (or a patch) is to blame."""
+    if ladder.guilty not in ("capture", "patches", "export"):
+        return
+    if clock.over:
+        found.notes.append("the submodules were not searched: the time budget was used up")
+        return
+    target = subject.target
+    inputs = [call.arguments for call in subject.calls]
+    if ladder.inputs is not None and ladder.inputs.label.startswith("sizes"):
+        # It fails only there: the pieces must be called with these sizes too.
+        inputs.append(ladder.inputs.arguments)
+    try:
+        with subject.active():
+            methods = {"": target.method}
+            with trace_forward_execution(target.module, traced_method=methods) as root:
+                for arguments in inputs:
+                    target.eager(arguments)
+            found.pieces = find_culprits(
+                root,
+                subject.exporter,
+                clock,
+                mode=subject.mode,
+                tolerances=subject.tolerances,
+                options=subject.options,
+            )
+    except Exception as problem:  # as above
+        found.notes.append(f"the submodules could not be searched: {type(problem).__name__}: {problem}")
+
+
+def _evidence(found: Diagnosis, error: ExportCheckError | None, dtype: str) -> Evidence:
+    ladder = found.ladder
+    parts = [_text(error), found.verdict]
+    operators: Sequence[str] = ()
+    differs = masked = other = False
+    if ladder is not None:
+        parts += [rung.note for rung in ladder.rungs]
+        if ladder.error is not None:
+            parts.append(_chain(ladder.error))
+        differs = any(rung.status == "differs" for rung in ladder.rungs)
+        other = ladder.sample.startswith("sizes")
+        if ladder.inputs is not None:
+            with contextlib.suppress(Exception):
+                masked = _has_masked_rows(ladder.inputs.arguments)
+        if ladder.captured is not None:
+            operators = sorted(
+                {str(n.target) for n in ladder.captured.graph.nodes if n.op == "call_function"}
+            )
+    if found.pieces is not None:
+        parts += [f"{culprit.kind}: {culprit.reason}" for culprit in found.pieces.culprits]
+    return Evidence(
+        "\n".join(parts),
+        found.stage,
+        dtype,
+        ladder.guilty if ladder is not None else "",
+        differs,
+        other,
+        masked,
+        operators,
+    )
+
+
+def _has_masked_rows(arguments: dict[str, Any]) -> bool:
+    """Whether an input whose name says mask has a row in which nothing is allowed.
+
+    A mask of left padding counts: its first query positions see nothing but padding.
+    """
+    for name, value in arguments.items():
+        if "mask" not in name or not isinstance(value, torch.Tensor) or value.dim() < 2 or not value.numel():
+            continue
+        if value.is_floating_point():
+            blocked = value <= torch.finfo(value.dtype).min / 2
+            if bool(blocked.all(-1).any()):
+                return True
+            if not bool(((value == 0) | (value == 1)).all()):
+                continue
+        allowed = value.bool()
+        if bool((~allowed.any(-1)).any()) or (allowed.dim() == 2 and bool((~allowed[:, 0]).any())):
+            return True
+    return False

@@ -1,0 +1,129 @@
+"""The table of known causes, against the errors that torch and the others raise today."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_exportcheck.diagnose.causes import CAUSES, Evidence, known_causes
+
+D = torch.export.Dim.DYNAMIC
+
+
+def names(evidence: Evidence) -> list[str]:
+    return [cause.name for cause in known_causes(evidence)]
+
+
+class Module(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+
+class One(Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+class Many(Module):
+    def forward(self, **kwargs: torch.Tensor) -> Any:
+        return self.function(**kwargs)
+
+
+@dataclasses.dataclass
+class Box:
+    x: torch.Tensor
+
+
+def error_of(step: Callable[[], Any]) -> str:
+    with pytest.raises(Exception) as caught:
+        step()
+    return str(caught.value)
+
+
+def export(function: Callable[..., Any], x: Any = None, shapes: Any = None) -> Callable[[], Any]:
+    x = torch.randn(4, 6) if x is None else x
+    return lambda: torch.export.export(One(function), (x,), dynamic_shapes=shapes, strict=False)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (export(lambda x: x + 1, torch.randn(1, 6), ({0: D},)), "0/1 specialisation"),
+        (export(lambda x: x.view(4, 6), None, ({0: D},)), "fixed axis"),
+        (export(lambda x: x if x.sum() > 0 else -x), "data-dependent branch"),
+        (export(lambda x: x[: int(x.sum())]), "data-dependent branch"),
+        (export(lambda box: box.x + 1, Box(torch.ones(2))), "unregistered class"),
+        (export(lambda x: Box(x)), "unregistered class"),
+        (
+            lambda: torch.export.export(
+                Many(lambda **kwargs: kwargs["x"] + kwargs["y"]),
+                (),
+                kwargs={"x": torch.randn(2, 3), "y": torch.randn(2, 3)},
+                dynamic_shapes={"kwargs": {"x": {0: D}, "y": {0: D}}},
+                strict=False,
+            ),
+            "**kwargs with dynamic shapes",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_errors_of_torch_export(step: Callable[[], Any], expected: str) -> None:
+    text = error_of(step)
+    assert names(Evidence(text, "export"))[:1] == [expected], text[:2000]
+
+
+def test_a_missing_kernel() -> None:
+    import onnx
+    import onnxruntime
+
+    double = onnx.TensorProto.DOUBLE
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("LRN", ["x"], ["y"], size=3)],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", double, [1, 4, 2, 2])],
+        [onnx.helper.make_tensor_value_info("y", double, [1, 4, 2, 2])],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=10)
+    text = error_of(
+        lambda: onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    )
+    assert names(Evidence(text, "session")) == ["no kernel in ONNX Runtime"]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        (
+            Evidence("logits: nan instead of 0", differs=True, masked_rows=True),
+            ["fully masked attention rows"],
+        ),
+        (Evidence("y: inf instead of 6.5e+04", dtype="float16", differs=True), ["float16 overflow"]),
+        (Evidence("y: inf instead of 6.5e+04", dtype="float32", differs=True), []),
+        (Evidence("numbers differ", guilty="capture", differs=True), ["baked scalar or threshold"]),
+        (Evidence("numbers differ", guilty="patches", differs=True), ["patch changes the model"]),
+        (
+            Evidence("invalid expand shape", operators=["aten.gru.input"]),
+            ["recurrent layer after another export"],
+        ),
+        (Evidence("invalid expand shape", operators=["aten.add.Tensor"]), []),
+        (Evidence("something nobody has seen"), []),
+        (Evidence(""), []),
+    ],
+)
+def test_what_was_found_counts(evidence: Evidence, expected: list[str]) -> None:
+    assert names(evidence) == expected
+
+
+def test_every_row_is_whole() -> None:
+    assert len({cause.name for cause in CAUSES}) == len(CAUSES)
+    for cause in CAUSES:
+        assert cause.sentence
+        assert cause.remedy
+        assert not cause.link or cause.link.startswith("https://")
+        assert cause.lines()[0].startswith("known cause (")
+        assert set(cause.to_record()) == {"name", "sentence", "remedy", "link"}
