@@ -274,7 +274,7 @@ def _shape_outcome(record: dict[str, Any]) -> str:
     verdict = str(record["verdict"].split()[0])
     if verdict == "pass":
         return "updated" if (record.get("golden") or {}).get("changed") else "ok"
-    if verdict == "fail" and record.get("golden_exists") is False:
+    if record["verdict"] == "fail shapes" and record.get("golden_exists") is False:
         return "missing"
     return cell_text(verdict)
 

@@ -315,10 +315,10 @@ def _explain(observation: CheckedObservation, golden: str) -> list[str]:
                         if isinstance(leaf := call.leaves().get(path), torch.Tensor) and leaf.dim() > axis
                     ]
                     kind = "dynamic" if not was.isdigit() else was
-                    notes.append(
-                        f"{path}: axis {axis} was {kind}, is now {'dynamic' if not now.isdigit() else now} "
-                        f"(sizes {sizes} in {len(sizes)} calls)"
-                    )
+                    # Where every call kept begins with an empty cache, none has the leaf.
+                    seen = f" (sizes {sizes} in {len(sizes)} calls)" if sizes else ""
+                    now = "dynamic" if not now.isdigit() else now
+                    notes.append(f"{path}: axis {axis} was {kind}, is now {now}{seen}")
     return notes
 
 

@@ -129,6 +129,11 @@ def _signature_of(onnx_model: Any) -> tuple[list[str], list[str]]:
         onnx_model = onnx.load(os.fspath(onnx_model), load_external_data=False)
     elif isinstance(onnx_model, bytes):
         onnx_model = onnx.load_from_string(onnx_model)
+    elif not isinstance(onnx_model, onnx.ModelProto):
+        raise TypeError(
+            "an ONNX model is expected (path, bytes, ModelProto or ONNXProgram), not "
+            f"{type(onnx_model).__name__}"
+        )
     given = {value.name for value in onnx_model.graph.initializer}
     inputs = [value.name for value in onnx_model.graph.input if value.name not in given]
     return inputs, [value.name for value in onnx_model.graph.output]

@@ -32,7 +32,8 @@ __all__ = [
 _RUN = re.compile(r"layers? ([0-9]+)(?:-([0-9]+))?\Z")
 _LIKE_RUN = re.compile(r"\\*" + _RUN.pattern)
 _INDEX = re.compile(r"(?:0|[1-9][0-9]*)\Z")
-_TENSOR = re.compile(r"^(?P<dtype>[a-z]+\d*)\[(?P<dims>[^\]]*)\]$")
+_TENSOR = re.compile(r"^(?P<dtype>[a-z]\w*)\[(?P<dims>[^\]]*)\]$")
+_CONSTANT = re.compile(r"none$|[A-Za-z_]\w* = ")
 _FIELDS = {"keys": "key", "values": "value"}
 _FIELDS_BACK = {short: name for name, short in _FIELDS.items()}
 
@@ -206,6 +207,13 @@ def parse_golden(text: str, path: str = "golden") -> dict[str | None, GoldenGrap
             raise GoldenError(f"{path}: graph {name!r} has no `inputs`")
         inputs: dict[str, str] = {}
         _flatten(section["inputs"], "", inputs)
+        for leaf, found in inputs.items():
+            if not _TENSOR.match(found) and not _CONSTANT.match(found):
+                lines = (number for number, line in enumerate(text.splitlines(), 1) if found in line)
+                raise GoldenError(
+                    f"{path}:{next(lines, 1)}: cannot read {found!r} of {leaf}: expected something like "
+                    "float32[batch, 4], int = 1 or none"
+                )
         graphs[name] = GoldenGraph(
             inputs, {str(k): str(v) for k, v in (section.get("containers") or {}).items()}
         )

@@ -24,6 +24,7 @@ import numpy as np
 import sympy
 import torch
 from torch._guards import TracingContext
+from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import GetAttrKey, MappingKey, SequenceKey, tree_flatten_with_path
 from torch.utils._sympy.printers import PythonPrinter
@@ -152,6 +153,12 @@ def _place(frame: FrameType | None) -> str:
     return ""
 
 
+def _passed_over() -> set[str]:
+    """Files that torch passes over when it looks for the line that a refusal is about."""
+    files: set[str] = getattr(symbolic_shapes, "uninteresting_files", set)()
+    return files
+
+
 class CaptureWatch(AbstractContextManager["CaptureWatch"]):
     """Records comparisons of sizes while a model is captured and converted.
 
@@ -191,12 +198,15 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                 return result
 
             ShapeEnv.evaluate_expr = evaluate_expr  # type: ignore[method-assign, assignment]
+            # Else torch names the line above as what a refusal was caused by.
+            _passed_over().add(evaluate_expr.__code__.co_filename)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._original is not None:
             ShapeEnv.evaluate_expr = self._original  # type: ignore[method-assign]
             self._original = None
+            _passed_over().discard(self.__exit__.__code__.co_filename)
 
     def comparisons(self, shapes: GraphShapes) -> list[Comparison]:
         """Each comparison once, in the symbols of `shapes`, at the first place that asks it."""

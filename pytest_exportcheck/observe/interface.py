@@ -20,6 +20,7 @@ from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
 from ..pytrees.paths import same_constant
+from ..spec.names import choices, suggest
 from .dynamic import dynamic_shapes_for, symbol_label
 from .infer import ConstantLeaf, ConstantsDiffer, GraphShapes, TensorLeaf, infer_shapes
 from .records import InputObserverInfo, ObserverWarning, RecordedCall
@@ -85,6 +86,8 @@ class Interface:
 
     def dynamic_shapes(self, dim_names: bool | Mapping[Any, Any] | None) -> Any:
         """Nested dynamic shapes; see `InputObserver.infer_dynamic_shapes`."""
+        if isinstance(dim_names, Mapping):
+            check_names(dim_names, self.signature, self.template, strict=False)
         by_name = {
             name: self._labelled(name, value, dim_names)
             if dim_names
@@ -233,10 +236,7 @@ class Interface:
             It is neither, or the signature has no such argument.
         """
         if isinstance(given, Mapping):
-            if self.signature.var_keyword is None:
-                unknown = [name for name in given if name not in self.signature.names]
-                if unknown:
-                    raise ValueError(f"the signature has no argument {', '.join(map(repr, unknown))}")
+            check_names(given, self.signature, self.template)
             return dict(given)
         if isinstance(given, tuple):
             names = self.signature.positions(len(given))
@@ -360,6 +360,9 @@ def infer_interface(
         for position, call in enumerate(info.shape_calls)
     ]
     batch_names = batch if isinstance(batch, bool) else {_named(signature, item) for item in batch}
+    if not isinstance(batch_names, bool):
+        passed = [name for call in [*kept, *extra] for name in call.shapes().arguments]
+        check_names(batch_names, signature, [*passed, *removed], strict=False)
     interface = _infer(kept, kept or extra, info, batch_names, stand_ins)
     by_keyword = {key for key in value_if_missing if isinstance(key, str)}
     if kept and extra:
@@ -371,6 +374,31 @@ def infer_interface(
         interface.positional = False
     info.aligned = interface.tensor_paths()
     return interface
+
+
+def check_names(
+    names: Collection[Any], signature: CallSignature, passed: Collection[str], strict: bool = True
+) -> None:
+    """Refuse names of arguments that do not exist.
+
+    Parameters
+    ----------
+    passed:
+        Names that a call had: with ``**kwargs`` in the signature, names of its own.
+    strict:
+        ``False``: with ``**kwargs`` only those that look like an existing one.
+
+    Raises
+    ------
+    ValueError
+        With the name that was meant, if one is close.
+    """
+    known = dict.fromkeys([*signature.names, *passed])
+    for name in names:
+        if not isinstance(name, str) or name in known:
+            continue
+        if strict or signature.var_keyword is None or suggest(name, known):
+            raise ValueError(f"the signature has no argument {name!r}{choices(name, known)}")
 
 
 def _named(signature: CallSignature, key: int | str) -> str:

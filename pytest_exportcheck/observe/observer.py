@@ -420,7 +420,10 @@ class InputObserver:
         RuntimeError
             Nothing was recorded; or one tuple or dict cannot hold the arguments.
         ValueError
-            `index_or_args_or_kwargs` is of another type, or names an argument that the signature lacks.
+            `index_or_args_or_kwargs` is of another type, or names an argument that neither the signature nor
+            a call has.
+        IndexError
+            There is no such call.
         """
         given = index_or_args_or_kwargs
         with register_flattening_functions(None):
@@ -439,6 +442,8 @@ class InputObserver:
                         "torch.export needs backed_size_oblivious for it; or take export_safe=True"
                     )
             elif isinstance(given, int) and not isinstance(given, bool):
+                if not -len(interface.calls) <= given < len(interface.calls):
+                    raise IndexError(f"there is no call {given}: {len(interface.calls)} calls were recorded")
                 call = interface.calls[given]
                 arguments = interface.complete(call.arguments, call)
             else:

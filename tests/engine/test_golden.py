@@ -145,6 +145,9 @@ def test_the_diff_is_empty_for_headers_and_shows_lines_otherwise() -> None:
         ("graphs: [1]", "g.yaml"),
         ("graphs:", "g.yaml"),
         ("inputs: {x: 'int64[a'", "not YAML"),
+        ("inputs:\n  x: int64[2]\n  y: float32[batch, 8\n", "g.yaml:3: cannot read 'float32[batch, 8' of y"),
+        ("inputs: {cache: {layers 0-1: {key: 3}}}", "g.yaml:1: cannot read '3' of cache.layers.0.keys"),
+        ("inputs: {x: nothing}", "g.yaml:1: cannot read 'nothing' of x"),
     ],
 )
 def test_what_is_no_golden_is_one_error_with_the_file(text: str, message: str, tmp_path: Path) -> None:

@@ -103,6 +103,16 @@ def test_every_comparison_in_our_symbols_with_the_line_that_asked(how: str) -> N
     assert any(place.endswith("if x.shape[1] + y.shape[1] >= 60:") for place in found.values())
 
 
+def test_torch_does_not_name_the_hook_as_the_cause_of_a_refusal() -> None:
+    def branches(x: Any) -> Any:
+        return x * 2 if x.sum() > 0 else x
+
+    with pytest.raises(Exception, match="data-dependent") as caught, CaptureWatch():
+        torch.export.export(Function(branches), (torch.ones(3),))
+    assert "guards.py" not in str(caught.value)
+    assert "test_thresholds.py" in str(caught.value)
+
+
 def test_the_hook_is_gone_afterwards_also_after_an_error() -> None:
     before = guards.ShapeEnv.evaluate_expr
 

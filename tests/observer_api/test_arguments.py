@@ -329,3 +329,29 @@ def test_what_cannot_be_removed() -> None:
         with pytest.raises(ValueError, match="Cannot remove variadic"):
             observer.remove_inputs([name])
     assert observe(wxyz, call(f(2))).remove_inputs(["w"]) == 0
+
+
+def test_names_that_do_not_exist_are_refused_with_the_one_that_was_meant() -> None:
+    calls = call(x=f(2, 3), input_ids=f(2, 5)), call(x=f(2, 4), input_ids=f(2, 5))
+    fixed = observe(lambda x, input_ids: x, *calls)
+    open_ended = observe(lambda x, **kwargs: x, *calls)
+    for observer in (fixed, open_ended):
+        meant = r"no argument 'inputids' \(did you mean 'input_ids'\?\)"
+        with pytest.raises(ValueError, match=meant):
+            observer.infer_dynamic_shapes(set_batch_dimension_for=["inputids"])
+        with pytest.raises(ValueError, match=meant):
+            observer.infer_dynamic_shapes(dim_names={"inputids": {0: "batch"}})
+        with pytest.raises(ValueError, match=meant):
+            observer.infer_arguments({"inputids": f(2, 5)})
+    with pytest.raises(ValueError, match=r"no argument 'other' \(known: x, input_ids\)"):
+        fixed.infer_dynamic_shapes(set_batch_dimension_for=["other"])
+    # What ``**kwargs`` may still catch.
+    assert open_ended.infer_dynamic_shapes(set_batch_dimension_for=["pixels"])["x"] == {1: D}
+
+
+def test_a_call_that_was_not_recorded() -> None:
+    observer = observe(lambda x: x, call(f(2, 3)), call(f(2, 4)))
+    assert observer.infer_arguments(-1)[0].shape == (2, 4)
+    for index in (2, -3):
+        with pytest.raises(IndexError, match=f"there is no call {index}: 2 calls were recorded"):
+            observer.infer_arguments(index)

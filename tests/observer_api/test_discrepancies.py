@@ -224,3 +224,10 @@ def test_thresholds_and_progress(capsys: pytest.CaptureFixture[str]) -> None:
 def test_nothing_was_captured() -> None:
     with pytest.raises(RuntimeError, match="No inputs were captured"):
         InputObserver().check_discrepancies(sub("x", "y", ["x", "y"]))
+
+
+def test_what_is_no_onnx_model_is_refused_by_its_type() -> None:
+    observer = observe(torch.nn.Linear(3, 2), call(f(2, 3)), call(f(4, 3)))
+    program = torch.export.export(torch.nn.Linear(3, 2), (f(2, 3),))
+    with pytest.raises(TypeError, match=r"an ONNX model is expected .*, not ExportedProgram"):
+        observer.check_discrepancies(program)

@@ -24,6 +24,21 @@ def test_lint(project, monkeypatch, capsys):
     assert err == "3 specs, 2 with problems\n"
 
 
+def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, capsys):
+    monkeypatch.chdir(project.pytester.path)
+    project.spec("own", exporters=("my-very-own",))
+    assert main(["lint", "specs"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "specs/own.yaml:" in err
+    assert "unknown exporter 'my-very-own'" in err
+    assert "unless a conftest.py registers it" in err
+    project.spec("own", exporters=("my-very-own", "torch-exprt"))
+    assert main(["lint", "specs"]) == 1
+    project.spec("own", exporters=("my-very-own",), more="nonsense: 1\n")
+    assert main(["lint", "specs"]) == 1
+
+
 def test_schema(capsys):
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"]
