@@ -197,6 +197,10 @@ class FreshProcesses:
                 status = message["status"]
                 break
         stdout, stderr = [_read_end(file) for file in files]
+        for file in files:
+            # A process that does not die on Windows keeps its files; they go with the folder.
+            with contextlib.suppress(OSError):
+                file.unlink()
         if result is not None:
             shown = result["failure"]
             failure = Failure.from_plain(shown) if shown is not None else None
