@@ -68,7 +68,7 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
         changes, and where.
     """
     module = graph.target.module
-    before = replaced_or_written(module)
+    before, touched = replaced_or_written(module), dict[str, None]()
     generators = _generators(_device(module))
     lost: dict[str, str] = {}
     for call in graph.calls:
@@ -84,6 +84,10 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
                 f"eager replays {what} with {type(error).__name__}: {error}" + _first(found),
                 details=[*found[1:], *last_lines(error)],
             ) from error
+        after = replaced_or_written(module)
+        # After each call: the last one may leave things as the first one found them.
+        touched.update(dict.fromkeys(_touched(before, after)))
+        before = after
         results = compare_leaves(call.output_leaves(), flatten_with_paths(again), tolerances)
         if not all(result.ok for result in results):
             found = _explain(graph, call) or [
@@ -100,7 +104,7 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
             graph.writes[call.index] = written
         for path, how in _lost_inputs(leaves, written, arguments, again).items():
             lost.setdefault(path, how)
-    notes = _notes_on_state(graph, before, generators)
+    notes = _notes_on_state(graph, list(touched), generators)
     if lost:
         notes += _notes_on_inputs(graph, lost)
     for note in notes:
@@ -181,14 +185,9 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names[:_MOST]) + more
 
 
-def _notes_on_state(
-    graph: GraphObservation, before: Mapping[str, Any], generators: Mapping[str, Any]
-) -> list[str]:
-    """What an agreeing eager does all the same that no exported program can carry on."""
-    module, call = graph.target.module, graph.calls[-1]
-    notes = []
-    after = replaced_or_written(module)
-    touched = [
+def _touched(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Labels of parameters and buffers that were replaced or written to between two looks at them."""
+    return [
         label
         for label in {**before, **after}
         if label not in before
@@ -196,11 +195,20 @@ def _notes_on_state(
         or before[label][0] is not after[label][0]
         or before[label][1] != after[label][1]
     ]
+
+
+def _notes_on_state(
+    graph: GraphObservation, touched: Sequence[str], generators: Mapping[str, Any]
+) -> list[str]:
+    """What an agreeing eager does all the same that no exported program can carry on."""
+    module, call = graph.target.module, graph.calls[-1]
+    notes = []
     if touched:
         old = model_state(module, attributes=False)
         graph.eager(call.arguments)
         found = differences(old, model_state(module, attributes=False))
-        graph.stateful = frozenset(found)
+        # Also what the last call leaves as it found it: another call may not (a growing table).
+        graph.stateful = frozenset([*touched, *found])
         notes += [
             f"{sentence} during a call, though no output of the recorded calls shows it: an ONNX program "
             "keeps no state"

@@ -38,7 +38,8 @@ def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """(label, tensor) of every parameter and buffer: ``buffer `bn.running_mean```."""
     for name, parameter in module.named_parameters():
         yield f"parameter `{name}`", parameter
-    for name, buffer in module.named_buffers():
+    # Under every name: a buffer that is put back to another one (inv_freq to original_inv_freq) is that one.
+    for name, buffer in module.named_buffers(remove_duplicate=False):
         yield f"buffer `{name}`", buffer
 
 

@@ -28,6 +28,7 @@ def hostile(project, request):
     if request.param != "-n0":
         pytest.importorskip("xdist")
     project.pytester.makeconftest(CONFTEST)
+    project.pytester.makeini("[pytest]\naddopts = --strict-markers\n")  # with confirmation
     golden = project.folder / "__shapes__"
     golden.mkdir()
     for name in ("one", "two"):

@@ -14,6 +14,7 @@ from pytest_exportcheck.exporters.base import Exported, ExportRequest
 from pytest_exportcheck.exporters.registry import EXPORTERS
 from pytest_exportcheck.observe import ObserverWarning
 from pytest_exportcheck.pipeline import SpecRun
+from pytest_exportcheck.spec import load_spec
 
 from .helpers import make_run, verdict
 
@@ -370,3 +371,34 @@ def test_hooks_of_the_trace_are_gone_after_an_error() -> None:
     assert len(trace.events) == before
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_state_that_only_some_calls_change_is_not_blamed_on_the_exporter(tmp_path):
+    source = """
+import torch
+
+
+class Grows(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("first", torch.ones(4))
+        self.register_buffer("table", self.first)
+
+    def forward(self, x):
+        if not torch.compiler.is_exporting():
+            size = 4 if x.shape[1] <= 4 else 8
+            self.register_buffer("table", self.first if size == 4 else torch.ones(8))
+        return x + 1
+
+
+def build():
+    return Grows()
+"""
+    (tmp_path / "grows.py").write_text(source)
+    for sizes in ((3, 7), (7, 3)):
+        calls = "".join(f'    - {{forward: {{x: "float32[2, {size}]"}}}}\n' for size in sizes)
+        path = tmp_path / "grows.yaml"
+        path.write_text(f'exportcheck: 1\nmodel: {{factory: "grows.py:build"}}\nobserve:\n  calls:\n{calls}')
+        run = SpecRun(load_spec(path, tmp_path))
+        for exporter in ("torch-export", "onnx-dynamo"):
+            assert verdict(run, exporter)[:2] == ("pass", None)

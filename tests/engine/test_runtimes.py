@@ -208,7 +208,7 @@ def test_the_nodes_of_a_session_tell_where_it_runs(
     import onnxruntime
 
     class Fake(onnxruntime.InferenceSession):  # type: ignore[misc]
-        def __init__(self, model: Any, options: Any, providers: Any) -> None:
+        def __init__(self, model: Any, options: Any, providers: Any, **more: Any) -> None:
             assert providers == [("CUDAExecutionProvider", {"device_id": 1})]
             super().__init__(model, options, providers=["CPUExecutionProvider"])
 

@@ -15,6 +15,21 @@ from .test_outcomes import expect
 
 EXPORTERS = ("torch-export", "onnx-dynamo", "onnx-torchscript", "torch-export-strict")
 
+
+@pytest.fixture
+def project(project):
+    """With confirmation, as users have it."""
+    project.pytester.makeini("[pytest]\naddopts = --strict-markers\n")
+    return project
+
+
+@pytest.fixture
+def any_project(any_project):
+    """The same."""
+    any_project.pytester.makeini("[pytest]\naddopts = --strict-markers\n")
+    return any_project
+
+
 #: Counts the processes that read this conftest file.
 COUNTED = """
 import os
