@@ -6,17 +6,21 @@ import collections
 import copy
 import dataclasses
 import pickle
+import textwrap
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from pytest_exportcheck import InputObserver, ObserverWarning, make_dynamic_cache
+from pytest_exportcheck import ExportCheckError, InputObserver, load_spec, make_dynamic_cache
+from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.observe import probe
 from pytest_exportcheck.observe.observer import InferenceError
+from pytest_exportcheck.pipeline import SpecRun, run_case
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest_exportcheck.ObserverWarning")
 
@@ -554,7 +558,7 @@ def test_a_traced_module_is_observed() -> None:
 
 def test_a_method_that_calls_do_not_reach_is_said() -> None:
     model = Scale()
-    with pytest.warns(ObserverWarning), InputObserver()(model, method_name="__call__"):
+    with pytest.warns(UserWarning, match="__call__"), InputObserver()(model, method_name="__call__"):
         model(ones(2))
 
 
@@ -566,3 +570,112 @@ def test_hooks_around_the_observed_method_are_said() -> None:
         warnings.simplefilter("always")
         observe(model, call(ones(2)), call(ones(3))).infer_arguments()
     assert any("hook" in str(warning.message) for warning in caught)
+
+
+# Specs: what these faults make of a verdict
+
+
+def verdict(folder: Path, model: str, observed: str) -> str:
+    """``pass``, or the stage that failed, with torch-export."""
+    source = "import dataclasses\nimport torch\nfrom torch import nn\n" + textwrap.dedent(model)
+    (folder / "net.py").write_text(source + "\ndef build_model():\n    return Net()\n", encoding="utf-8")
+    spec = folder / "net.yaml"
+    spec.write_text(
+        'exportcheck: 1\nmodel: {factory: "net.py:build_model"}\nobserve:\n'
+        + textwrap.indent(textwrap.dedent(observed), "  "),
+        encoding="utf-8",
+    )
+    run = SpecRun(load_spec(spec, folder))
+    case = CaseId(run.spec.relative, "torch-export", "none", "cpu", "float32", None)
+    try:
+        run_case(run, case, lambda stage: None, {})
+    except ExportCheckError as error:
+        return f"{error.stage}: {error}"
+    return "pass"
+
+
+def test_shapes_beyond_the_limit_of_a_spec_count_inside_a_registered_class(tmp_path: Path) -> None:
+    model = """
+        @dataclasses.dataclass
+        class Held:
+            x: torch.Tensor
+
+        torch.export.register_dataclass(Held, serialized_type_name="breakers.Held")
+
+        class Net(nn.Module):
+            def forward(self, held):
+                return held.x * 2 if held.x.shape[0] < 4 else held.x * 3
+
+        def calls():
+            return [((Held(torch.ones(n, 3)),), {}) for n in (2, 2, 5)]
+        """
+    given = verdict(tmp_path, model, 'calls: "net.py:calls"\nstore_n_calls: 1\n')
+    # The graph for 2 rows, and only that one, is exported: 5 rows get an error or the wrong numbers.
+    assert given != "pass", "a program that cannot serve the third call passes"
+
+
+def test_a_flag_that_a_model_does_not_read_from_its_config_is_no_randomness(tmp_path: Path) -> None:
+    model = """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.config = type("Config", (), {"return_dict": True})()
+
+            def forward(self, x, return_dict=None):
+                return x * 2 if return_dict else x * 3
+        """
+    observed = """
+        dims: [b]
+        calls:
+          - {forward: {x: "float32[b, 3]"}, dims: {b: 2}}
+          - {forward: {x: "float32[b, 3]"}, dims: {b: 3}}
+          - {forward: {x: "float32[b, 3]", return_dict: true}, dims: {b: 4}}
+        ignore_calls: [2]
+        """
+    assert verdict(tmp_path, model, observed) == "pass"
+    observed = observed.replace("ignore_calls: [2]", "graphs: one")
+    assert "return_dict" in verdict(tmp_path, model, observed), "two values of a constant"
+
+
+def test_an_empty_tuple_in_one_call_and_another_default_are_two_graphs(tmp_path: Path) -> None:
+    model = """
+        class Net(nn.Module):
+            def forward(self, x, dims=(1,)):
+                return x.sum(dims) if dims else x
+        """
+    observed = """
+        dims: [b]
+        calls:
+          - {forward: {x: "float32[b, 3]"}, dims: {b: 2}}
+          - {forward: {x: "float32[b, 3]", dims: []}, dims: {b: 3}}
+        """
+    given = verdict(tmp_path, model, observed)
+    assert given.startswith("observe"), "the exporter is blamed"
+    assert "dims" in given
+
+
+def test_a_list_that_equals_the_default_is_no_other_constant_in_a_spec(tmp_path: Path) -> None:
+    model = """
+        class Net(nn.Module):
+            def forward(self, x, dims=[1]):
+                return x.sum(dims)
+        """
+    observed = """
+        dims: [b]
+        calls:
+          - {forward: {x: "float32[b, 3]"}, dims: {b: 2}}
+          - {forward: {x: "float32[b, 3]", dims: [1]}, dims: {b: 3}}
+        """
+    assert verdict(tmp_path, model, observed) == "pass"
+
+
+def test_a_parameter_named_like_an_item_of_star_args_is_checked(tmp_path: Path) -> None:
+    model = """
+        class Net(nn.Module):
+            def forward(self, args_0, *args):
+                return args_0 - args[0]
+
+        def calls():
+            return [((torch.ones(n, 3), torch.ones(n, 3)), {}) for n in (2, 3)]
+        """
+    assert verdict(tmp_path, model, 'calls: "net.py:calls"\n') == "pass"
