@@ -258,6 +258,15 @@ def test_a_tuple_that_equals_the_default_is_no_other_constant() -> None:
     assert observer.infer_dynamic_shapes()["x"] == {0: DYNAMIC}
 
 
+def test_minus_zero_is_not_the_default_zero() -> None:
+    def function(x: Any, divisor: float = 0.0) -> Any:
+        return x / divisor
+
+    model = module(function)
+    observer = observe(model, call(x=ones(2), divisor=-0.0), call(x=ones(3), divisor=-0.0))
+    assert torch.equal(replayed(observer, model), ones(2, value=float("-inf")))
+
+
 def test_a_flag_that_a_model_does_not_read_from_its_config_is_kept() -> None:
     class Wrapper(torch.nn.Module):
         config = SimpleNamespace(return_dict=True)
@@ -400,6 +409,13 @@ def test_the_outermost_call_of_a_recursion_is_the_first() -> None:
 
     observer = observe(Recursive(), call(ones(2)), store_n_calls=1)
     assert [recorded.number for recorded in observer.info.calls] == [0]
+
+
+def test_a_call_inside_two_blocks_of_one_observer_is_one_call() -> None:
+    model, observer = Scale(), InputObserver()
+    with observer(model), observer(model):
+        model(ones(2))
+    assert observer.num_obs() == 1
 
 
 @pytest.mark.parametrize("store", ["device", "cpu", "disk"])
