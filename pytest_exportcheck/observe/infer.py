@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..errors import ObserveError
-from ..pytrees import flatten_with_paths
+from ..pytrees import flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
 from ..pytrees.paths import render_path, same_constant
 from .records import RecordedCall
@@ -368,6 +368,13 @@ def _infer(
         if seen:
             _check_tensors(path, found, seen)
             tensors[path] = seen
+            default = defaults.get(path)
+            left = [c.index for c in calls if path not in c.arguments and values[c.index].get(path) is None]
+            if default is not None and is_constant(default) and left:
+                raise ObserveError(
+                    f"argument {path} is a tensor in {_call_text(list(seen))} and left to its default, "
+                    f"{default!r}, in {_call_text(left)}: one graph has one of them"
+                )
     constants: dict[str, Any] = {}
     for path in paths:
         if path in tensors:

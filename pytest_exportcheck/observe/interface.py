@@ -23,7 +23,7 @@ from ..pytrees.paths import same_constant
 from ..spec.names import choices, suggest
 from .dynamic import dynamic_shapes_for, symbol_label
 from .infer import ConstantLeaf, ConstantsDiffer, GraphShapes, TensorLeaf, infer_shapes
-from .records import InputObserverInfo, ObserverWarning, RecordedCall
+from .records import InputObserverInfo, ObserverWarning, RecordedCall, with_defaults
 from .resize import choose_example
 from .signature import CallSignature
 from .structure import InferenceError, check_structure
@@ -180,6 +180,15 @@ class Interface:
             if value is None and name in self.stand_ins:
                 value = self.stand_ins[name]
             completed[name] = self._filled(name, best, value, sizes, made)
+        # What the user gives counts, though no call had it.
+        more = {
+            name: value
+            for name, value in (given.items() if call is None else ())
+            if name not in completed and value is not None and not self._is_default(name, value)
+        }
+        if more:
+            order = {name: place for place, name in enumerate([*self.signature.names, *completed, *more])}
+            completed = dict(sorted({**completed, **more}.items(), key=lambda item: order[item[0]]))
         unsafe = [
             path for path in made if "cross_attention_cache" in path or not is_cache(given.get(_root(path)))
         ]
@@ -191,6 +200,10 @@ class Interface:
             )
         copied: dict[str, Any] = clone_tree(completed)
         return copied
+
+    def _is_default(self, name: str, value: Any) -> bool:
+        defaults = self.signature.defaults
+        return name in defaults and is_constant(value) and same_constant(value, defaults[name])
 
     def _filled(self, name: str, best: Any, value: Any, sizes: Mapping[str, int], made: list[str]) -> Any:
         pairs = flatten_with_paths(best, name)
@@ -359,6 +372,10 @@ def infer_interface(
         call.edited({*removed, *_unset_flags(call, info)}, index=len(kept) + position)
         for position, call in enumerate(info.shape_calls)
     ]
+    every = with_defaults([*kept, *extra], signature.defaults)
+    kept, extra = every[: len(kept)], every[len(kept) :]
+    if isinstance(batch, str):
+        batch = [batch]
     batch_names = batch if isinstance(batch, bool) else {_named(signature, item) for item in batch}
     if not isinstance(batch_names, bool):
         passed = [name for call in [*kept, *extra] for name in call.shapes().arguments]
@@ -366,11 +383,17 @@ def infer_interface(
     interface = _infer(kept, kept or extra, info, batch_names, stand_ins)
     by_keyword = {key for key in value_if_missing if isinstance(key, str)}
     if kept and extra:
-        try:
-            interface = _infer(kept, [*kept, *extra], info, batch_names, stand_ins)
-        except InferenceError as error:
-            warn(f"a call beyond the limit does not fit the recorded ones and was left out: {error.message}")
+        fitting = list(kept)
+        for call in extra:
+            try:
+                interface = _infer(kept, [*fitting, call], info, batch_names, stand_ins)
+                fitting.append(call)
+            except InferenceError as error:  # noqa: PERF203
+                what = "a call beyond the limit does not fit the recorded ones and was left out"
+                warn(f"{what}: {error.message}")
     if any(call.shapes().arguments.get(name) is None for name in by_keyword for call in kept):
+        interface.positional = False
+    if any(_leaves_a_gap(call, removed) for call in info.calls):
         interface.positional = False
     info.aligned = interface.tensor_paths()
     return interface
@@ -408,6 +431,13 @@ def _named(signature: CallSignature, key: int | str) -> str:
     if key >= len(names):
         raise ValueError(f"the signature has no position {key}")
     return names[key]
+
+
+def _leaves_a_gap(call: RecordedCall, removed: Collection[str]) -> bool:
+    """Whether a position is taken out from before another one, which would then move into its place."""
+    names = list(call.shapes().arguments)[: call.positional or 0]
+    kept = [name not in removed for name in names]
+    return False in kept and True in kept[kept.index(False) :]
 
 
 def _unset_flags(call: RecordedCall, info: InputObserverInfo) -> list[str]:

@@ -18,7 +18,8 @@ from ..spec import CallPlan, ModelSpec, ObservedTarget, TensorSpec, resolve_tens
 from ..spec.names import choices, suggest
 from .groups import CallGroup, groups_as_yaml, propose_groups, serve
 from .infer import GraphShapes
-from .observer import InputObserver, ObserverWarning, RecordedCall
+from .observer import InputObserver, ObserverWarning, RecordedCall, is_pretrained
+from .records import with_defaults
 from .resize import ExportExample, choose_example
 from .signature import CallSignature
 from .targets import Target, find_module, target_text
@@ -448,7 +449,7 @@ def _with_config_defaults(
     ``generate`` passes ``use_cache=True`` and ``return_dict=True`` where a plain call leaves them to
     ``model.config``: the same graph, which a comparison of constants must not split.
     """
-    config = getattr(model, "config", None)
+    config = getattr(model, "config", None) if is_pretrained(model) else None
     flags = {}
     for flag in ("use_cache", "return_dict", "output_attentions", "output_hidden_states"):
         value = getattr(config, flag, None)
@@ -465,7 +466,7 @@ def _with_config_defaults(
                 {flag: value for flag, value in unset.items() if flag in signature.names},
             )
         )
-    return recorded
+    return with_defaults(recorded, signature.defaults)
 
 
 def _declared_axes(

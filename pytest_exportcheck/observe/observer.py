@@ -54,12 +54,23 @@ def _innermost(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
+def is_pretrained(model: torch.nn.Module) -> bool:
+    """Whether the class is one of transformers, which read flags that a call leaves out from their config."""
+    return any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__)
+
+
+def _say(text: str, stacklevel: int) -> None:
+    """Warn in a call of the user's, which must go on where warnings are errors (``-W error``)."""
+    with contextlib.suppress(ObserverWarning):
+        warnings.warn(text, ObserverWarning, stacklevel=stacklevel + 1)
+
+
 def _config_flags(model: torch.nn.Module) -> dict[str, bool]:
     """Flags that ``generate`` passes though the config says the same: no constants of the calls.
 
     ``**kwargs`` catches them, and torch.export takes no dynamic shapes for a call with such an argument.
     """
-    config = getattr(model, "config", None)
+    config = getattr(model, "config", None) if is_pretrained(model) else None
     names = ("use_cache", "return_dict", "output_attentions", "output_hidden_states")
     values = {name: getattr(config, name, None) for name in names}
     return {name: value for name, value in values.items() if isinstance(value, bool)}
@@ -85,7 +96,9 @@ class InputObserver:
     """
 
     def __init__(self, value_if_missing: Mapping[str | int, Any] | None = None) -> None:
-        self.value_if_missing = dict(value_if_missing or {})
+        with register_flattening_functions(None):
+            given = (value_if_missing or {}).items()
+            self.value_if_missing = {key: clone_tree(value) for key, value in given}
         self.info = InputObserverInfo()
         self._removed: set[str] = set()
         self._pattern: Pattern | None = None
@@ -191,12 +204,8 @@ class InputObserver:
             info.seen += 1
             if torch.compiler.is_compiling():
                 return original(*args, **kwargs)
-            if len(info.calls) >= limit:
-                pattern = self._pattern
-                if pattern is not None and pattern.covers(args, kwargs):
-                    return original(*args, **kwargs)
-                if not self._is_news(args, kwargs, keep == "first", number):
-                    return original(*args, **kwargs)
+            if len(info.calls) >= limit and not self._is_news(args, kwargs, keep == "first", number):
+                return original(*args, **kwargs)
             arguments, problem = self._record_arguments(args, kwargs)
             if arguments is not None:
                 self._check_stand_ins(args, kwargs, arguments)
@@ -207,7 +216,7 @@ class InputObserver:
                 problem = self._record(arguments, outputs, duration, len(args), limit, place, number)
             if problem is not None:
                 info.lost += 1
-                warnings.warn(f"a call was not recorded: {problem}", ObserverWarning, stacklevel=2)
+                _say(f"a call was not recorded: {problem}", 2)
             return outputs
 
         return observed
@@ -286,7 +295,10 @@ class InputObserver:
         if self._blind or len(info.shape_calls) >= _MOST_SHAPE_CALLS:
             return False
         try:
-            if self._pattern is None:
+            if self._pattern is not None:
+                if self._pattern.covers(args, kwargs):
+                    return False
+            else:
                 self._pattern = Pattern(info.signature.positions(max(len(args), 32)))
                 for call in [*info.calls, *info.shape_calls]:
                     self._pattern.absorb_call(call.shapes().arguments)
@@ -307,11 +319,8 @@ class InputObserver:
             self._pattern.absorb_call(arguments)
         except Exception as error:  # the user's call must not fail because of the recording
             self._blind = True
-            warnings.warn(
-                f"the shapes of a call beyond the limit were not recorded: {type(error).__name__}: {error}",
-                ObserverWarning,
-                stacklevel=3,
-            )
+            what = "the shapes of a call beyond the limit were not recorded"
+            _say(f"{what}: {type(error).__name__}: {error}", 3)
         return False
 
     def _check_stand_ins(
@@ -457,6 +466,8 @@ class InputObserver:
         if model is None:
             raise RuntimeError("the observed model is gone: export_safe needs to call it")
         self._quiet = True
+        # A call in train mode, or a counter, leaves something behind that is the user's.
+        buffers = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
         try:
             with torch.no_grad():
                 getattr(model, self._observed[1])(*args, **kwargs)
@@ -464,6 +475,9 @@ class InputObserver:
             return False
         finally:
             self._quiet = False
+            with torch.no_grad():
+                for buffer, before in buffers.values():
+                    buffer.copy_(before)
         return True
 
     def needs_backed_size_oblivious(

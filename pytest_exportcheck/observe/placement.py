@@ -24,13 +24,18 @@ PLACES: tuple[str, ...] = get_args(Place)
 
 
 def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    return clone_tensor(tensor) if tensor.device.type == "cpu" else tensor.detach().cpu().contiguous()
+    if tensor.device.type == "cpu":
+        return clone_tensor(tensor)
+    copied = tensor.detach().cpu()
+    return copied.contiguous() if copied.layout is torch.strided else copied
 
 
 def _to_disk(tensor: torch.Tensor) -> torch.Tensor:
-    source = tensor.detach().cpu().contiguous()
-    if not source.numel():
-        return clone_tensor(source)
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return _to_cpu(tensor)
+    source = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    if not source.numel() or type(tensor) is not torch.Tensor:
+        return _to_cpu(tensor)
     handle, path = tempfile.mkstemp(prefix="exportcheck-")
     try:
         with os.fdopen(handle, "wb") as file:

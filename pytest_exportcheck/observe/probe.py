@@ -13,11 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree
 
 __all__ = ["Pattern"]
 
 #: Values of one constant that are told apart; more of them are no news.
 _MOST_CONSTANTS = 8
+
+#: More sizes that vary than this have no sums.
+_MOST_SIZES = 12
 
 _CONSTANTS = (bool, int, float, str, type(None))
 
@@ -157,6 +161,8 @@ class _Cache(_Anything):
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
         self.count = -1
+        #: Whether a call had one without layers.
+        self.empty = False
         #: By layer and attribute; one layer of each class.
         self.layers: dict[tuple[int, str], _Known] = {}
         self.absorb(value)
@@ -168,7 +174,7 @@ class _Cache(_Anything):
             return False
         layers = value.layers
         if not layers:
-            return True
+            return self.empty
         if len(layers) != self.count:
             return False
         for (index, name), known in self.layers.items():
@@ -183,6 +189,7 @@ class _Cache(_Anything):
             return _Anything()
         layers = value.layers
         if not layers:
+            self.empty = True
             return self
         if len(layers) != self.count:
             self.count = len(layers)
@@ -240,6 +247,38 @@ class _Caches(_Anything):
             child.sizes(getattr(value, name, None), found)
 
 
+class _Node(_Anything):
+    """An object of a class that is registered as a pytree node."""
+
+    def __init__(self, value: Any) -> None:
+        self.kind = type(value)
+        self.leaves: list[_Known] = [known_value(leaf) for leaf in _pytree.tree_leaves(value)]
+
+    def covers(self, value: Any) -> bool:
+        if value is None:
+            return True
+        if type(value) is not self.kind:
+            return False
+        leaves = _pytree.tree_leaves(value)
+        if len(leaves) != len(self.leaves):
+            return False
+        return all(known.covers(leaf) for known, leaf in zip(self.leaves, leaves, strict=True))
+
+    def absorb(self, value: Any) -> _Known:
+        if value is None:
+            return self
+        leaves = _pytree.tree_leaves(value)
+        if type(value) is not self.kind or len(leaves) != len(self.leaves):
+            return _Anything()
+        self.leaves = [known.absorb(leaf) for known, leaf in zip(self.leaves, leaves, strict=True)]
+        return self
+
+    def sizes(self, value: Any, found: _Sizes) -> None:
+        if type(value) is self.kind:
+            for known, leaf in zip(self.leaves, _pytree.tree_leaves(value), strict=False):
+                known.sizes(leaf, found)
+
+
 class _Object(_Anything):
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
@@ -269,7 +308,9 @@ def known_value(value: Any) -> _Known:
         return _Items(value)
     if hasattr(value, "self_attention_cache"):
         return _Caches(value)
-    return _Cache(value) if hasattr(value, "layers") else _Object(value)
+    if isinstance(getattr(value, "layers", None), (list, tuple)) and type(value).__name__.endswith("Cache"):
+        return _Cache(value)
+    return _Node(value) if type(value) in _pytree.SUPPORTED_NODES else _Object(value)
 
 
 class Pattern:
@@ -331,12 +372,17 @@ class Pattern:
                 row = tuple(sizes.get((tensor, axis)) for sizes in self._history)
                 tensor.known[axis] = equal.setdefault(row, _Size())
         self._sizes = list(equal.values())
-        self._sums = [
-            (equal[total], equal[one], equal[other])
-            for one, other in itertools.combinations(equal, 2)
-            for total in equal
-            if _is_sum(total, one, other)
-        ]
+        # Sums are looked for among a few sizes: of many, three fit by chance, and looking takes its time.
+        self._sums = (
+            []
+            if len(equal) > _MOST_SIZES
+            else [
+                (equal[total], equal[one], equal[other])
+                for one, other in itertools.combinations(equal, 2)
+                for total in equal
+                if _is_sum(total, one, other)
+            ]
+        )
 
 
 def _is_sum(total: Sequence[int | None], one: Sequence[int | None], other: Sequence[int | None]) -> bool:

@@ -9,12 +9,19 @@ from typing import Any
 
 import torch
 
-from ..pytrees import clone_tree, flatten_with_paths
+from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
 from .candidate import InputCandidate
 from .placement import Placed
 from .signature import CallSignature
 
-__all__ = ["InputObserverInfo", "ObserverWarning", "RecordedCall", "shape_only", "structure_of"]
+__all__ = [
+    "InputObserverInfo",
+    "ObserverWarning",
+    "RecordedCall",
+    "shape_only",
+    "structure_of",
+    "with_defaults",
+]
 
 
 class ObserverWarning(UserWarning):
@@ -136,6 +143,23 @@ class RecordedCall:
         return twin
 
 
+def with_defaults(calls: Sequence[RecordedCall], defaults: Mapping[str, Any]) -> list[RecordedCall]:
+    """`calls`, in which an argument left to a default that is a tensor or a container is that default.
+
+    Only where another call passes the argument: a default that none passes says nothing.
+    """
+    passed = {name for call in calls for name in call._names}
+    made = {
+        name: value
+        for name, value in defaults.items()
+        if name in passed and isinstance(value, (torch.Tensor, list, tuple, dict))
+    }
+    return [
+        call.edited(constants={n: clone_tree(v) for n, v in made.items() if n not in call._names})
+        for call in calls
+    ]
+
+
 def _leaves(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {path: leaf for name, value in arguments.items() for path, leaf in flatten_with_paths(value, name)}
 
@@ -198,10 +222,11 @@ class InputObserverInfo:
     @property
     def flat_outputs(self) -> list[list[torch.Tensor]]:
         """Output tensors of every recorded call, each a copy."""
-        return [
-            [clone_tree(leaf) for _, leaf in call.output_leaves() if isinstance(leaf, torch.Tensor)]
-            for call in self.calls
-        ]
+        with register_flattening_functions(None):
+            return [
+                [clone_tree(leaf) for _, leaf in call.output_leaves() if isinstance(leaf, torch.Tensor)]
+                for call in self.calls
+            ]
 
     @staticmethod
     def _infer_dynamic_dimensions(

@@ -13,6 +13,10 @@ __all__ = ["CallSignature"]
 _RENAMED = {"past_key_values": "cache"}
 
 
+def _of_transformers(method: Callable[..., Any]) -> bool:
+    return str(getattr(inspect.unwrap(method), "__module__", "")).startswith("transformers.")
+
+
 @dataclass(frozen=True)
 class CallSignature:
     """The signature of an observed method.
@@ -27,6 +31,8 @@ class CallSignature:
         Default values, of the parameters that have one.
     var_positional, var_keyword:
         Name of ``*args`` and ``**kwargs``, ``None`` if there is none.
+    renames:
+        Whether the method renames old names of arguments: methods of transformers do.
     """
 
     names: tuple[str, ...]
@@ -36,6 +42,7 @@ class CallSignature:
     var_keyword: str | None
     before_variadic: tuple[str, ...]
     source: inspect.Signature
+    renames: bool = False
 
     @classmethod
     def of(cls, method: Callable[..., Any]) -> CallSignature:
@@ -66,6 +73,7 @@ class CallSignature:
             var_keyword,
             tuple(before),
             signature,
+            _of_transformers(method),
         )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,24 +84,30 @@ class CallSignature:
         TypeError
             The arguments do not fit the signature.
         """
-        if self.var_keyword is not None:
-            kwargs = {
-                _RENAMED[k] if k in _RENAMED and _RENAMED[k] in self.names and k not in self.names else k: v
-                for k, v in kwargs.items()
-            }
+        if self.renames and self.var_keyword is not None:
+            for old, new in _RENAMED.items():
+                if old in kwargs and new in self.names and old not in self.names and new not in kwargs:
+                    kwargs = {new if k == old else k: v for k, v in kwargs.items()}
         bound = self.source.bind(*args, **kwargs).arguments
         arguments: dict[str, Any] = {}
         for name in self.source.parameters:
             if name not in bound:
                 continue
             if name == self.var_positional:
-                arguments.update({f"{name}_{i}": value for i, value in enumerate(bound[name])})
+                arguments.update({self._item(i): value for i, value in enumerate(bound[name])})
             elif name == self.var_keyword:
                 # In sorted order: the order of extra keywords is the caller's whim.
                 arguments.update({k: bound[name][k] for k in sorted(bound[name])})
             else:
                 arguments[name] = bound[name]
         return arguments
+
+    def _item(self, index: int) -> str:
+        """Name of one of ``*args``: ``args_0``, unless a parameter is called that."""
+        name = f"{self.var_positional}_{index}"
+        while name in self.names:
+            name += "_"
+        return name
 
     def positions(self, count: int) -> list[str]:
         """Names of the first `count` positions, fewer if there are fewer (keyword-only ones have none)."""
@@ -103,7 +117,7 @@ class CallSignature:
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
         if self.var_positional is not None:
-            names += [f"{self.var_positional}_{i}" for i in range(count - len(names))]
+            names += [self._item(i) for i in range(count - len(names))]
         return names[:count]
 
     def call(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -112,7 +126,7 @@ class CallSignature:
         args: list[Any] = []
         extra: list[str] = []
         if self.var_positional is not None:
-            extra = [f"{self.var_positional}_{i}" for i in range(len(rest))]
+            extra = [self._item(i) for i in range(len(rest))]
             extra = [name for name in extra if name in rest]
         # Once there are *args, everything before them is positional too.
         for name in self.before_variadic if extra else self.positional_only:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib import import_module
 from typing import Any
 
@@ -80,6 +80,8 @@ def is_cache(value: Any) -> bool:
     cls = type(value)
     if isinstance(value, (torch.Tensor, torch.nn.Module, type, dict, list, tuple)):
         return False
+    if is_dataclass(value) or not isinstance(getattr(value, "layers", []), (list, tuple, dict)):
+        return False  # a configuration, or a class that was registered for itself
     return hasattr(value, "layers") or hasattr(value, _CHILDREN[0]) or is_cache_class(cls)
 
 

@@ -27,6 +27,8 @@ def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy of the same dtype and device, detached."""
     # Not deepcopy: it keeps aliases between leaves (f(x, x) would be recorded as one tensor), and an
     # expanded tensor would stay a view of few elements that an in-place operation refuses.
+    if tensor.layout is not torch.strided:
+        return tensor.detach().clone()
     return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 

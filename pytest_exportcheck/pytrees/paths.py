@@ -65,7 +65,8 @@ def same_constant(first: Any, second: Any) -> bool:
     if isinstance(first, (list, tuple, dict)):
         return _same_items(first, second)
     if isinstance(first, (float, complex)):
-        return first == second or (first != first and second != second)
+        # 1 / -0.0 is not 1 / 0.0, and NaN differs from itself: the texts tell both.
+        return repr(first) == repr(second)
     if hasattr(first, "__array__"):
         return getattr(first, "dtype", None) == getattr(second, "dtype", None) and repr(
             first.tolist()

@@ -80,7 +80,15 @@ def test_the_old_name_of_the_cache_is_the_new_one() -> None:
 
     def older(input_ids: Any, past_key_values: Any = None, **kwargs: Any) -> Any: ...
 
+    # Only methods of transformers rename it.
+    assert CallSignature.of(forward).bind((1,), {"past_key_values": 2}) == {
+        "input_ids": 1,
+        "past_key_values": 2,
+    }
+    forward.__module__ = older.__module__ = "transformers.models.tiny"
     assert CallSignature.of(forward).bind((1,), {"past_key_values": 2}) == {"input_ids": 1, "cache": 2}
+    both = {"past_key_values": 2, "cache": 3}
+    assert CallSignature.of(forward).bind((1,), both) == {"input_ids": 1, **both}
     assert CallSignature.of(older).bind((1,), {"past_key_values": 2}) == {
         "input_ids": 1,
         "past_key_values": 2,

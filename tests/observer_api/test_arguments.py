@@ -318,6 +318,10 @@ def test_removed_inputs_vanish() -> None:
 def test_a_removed_position() -> None:
     observer = observe(wxyz, call(f(2), f(3), f(4)), call(f(3), f(3), f(4)))
     assert observer.remove_inputs(["y"]) == 1
+    # By name: in a tuple, z would be in the place of y.
+    assert observer.infer_dynamic_shapes() == {"x": {0: D}, "z": {}}
+    observer = observe(wxyz, call(f(2), f(3), f(4)), call(f(3), f(3), f(4)))
+    assert observer.remove_inputs(["z"]) == 1
     assert observer.infer_dynamic_shapes() == ({0: D}, {})
 
 

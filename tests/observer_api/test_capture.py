@@ -303,7 +303,10 @@ def test_a_compilation_of_the_whole_graph_inside_the_block_is_not_disturbed() ->
 
 
 def test_the_old_name_of_the_cache_beyond_the_limit() -> None:
-    net = module(lambda input_ids, cache=None, **kwargs: None)
+    def forward(input_ids: Any, cache: Any = None, **kwargs: Any) -> None: ...
+
+    forward.__module__ = "transformers.models.tiny"
+    net = module(forward)
     observer = InputObserver()
     with observer(net, store_n_calls=2):
         for n in range(1, 9):

@@ -1,1 +1,0 @@
-"""Faults that breakers found."""
