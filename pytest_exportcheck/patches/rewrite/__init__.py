@@ -1,0 +1,25 @@
+"""Control flow that depends on tensors, rewritten so that it exports, and proven in eager."""
+
+from __future__ import annotations
+
+from .apply import rewrite_for_export, rewrite_until_exported, rewritten_in_place, torch_export_rewrite
+from .locate import locate
+from .transform import rewrite_function, transform_method
+from .values import BranchProof, Place, Proof, RewriteRefused, RewrittenMethod, Rewriting, Site
+
+__all__ = [
+    "BranchProof",
+    "Place",
+    "Proof",
+    "RewriteRefused",
+    "RewrittenMethod",
+    "Rewriting",
+    "Site",
+    "locate",
+    "rewrite_for_export",
+    "rewrite_function",
+    "rewrite_until_exported",
+    "rewritten_in_place",
+    "torch_export_rewrite",
+    "transform_method",
+]
