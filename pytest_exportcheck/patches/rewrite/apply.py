@@ -14,12 +14,19 @@ import torch
 from ...pytrees.registration import register_flattening_functions
 from .locate import is_data_dependent, locate
 from .probe import copy_arguments
-from .prove import difference, plain_control_flow
-from .source import exchanged, plain_function
+from .equality import difference, plain_control_flow
+from .source import exchanged, read_source
+from .text import unified_diff
 from .transform import rewrite_function
-from .values import Export, RewriteRefused, RewrittenMethod, Rewriting
+from .values import Export, Proof, RewriteRefused, RewrittenMethod, Rewriting
 
-__all__ = ["rewrite_for_export", "rewrite_until_exported", "rewritten_in_place", "torch_export_rewrite"]
+__all__ = [
+    "dump",
+    "rewrite_for_export",
+    "rewrite_until_exported",
+    "rewritten_in_place",
+    "torch_export_rewrite",
+]
 
 #: Where rewritings are written to: a folder, or what is called with each of them.
 Dump = str | Path | Callable[[RewrittenMethod], None]
@@ -89,43 +96,36 @@ def rewrite_until_exported(model: Any, calls: Calls, export: Export, *, limit: i
                     return Rewriting(methods)
                 except Exception as raised:
                     error = raised
-                    error_site = None
                 try:
                     site = locate(error)
-                    error_site = site
                     if len(found) == limit:
                         raise RewriteRefused(
                             f"{limit} functions were rewritten, and one more stops the export",
                             "raise `limit`",
                             site.place,
                         )
-                    method = rewrite_function(site.function, lambda: _discard(_run(model, calls)), site)
+                    method = rewrite_function(site.function, lambda: _run(model, calls), site)
                 except RewriteRefused as refused:
                     return Rewriting(methods, refused, error)
             earlier = found.get(id(site.function))
             if earlier is not None:
                 if method.code == earlier[1].code:
                     refused = RewriteRefused(
-                        "the export stops at a branch that was rewritten already", "rewrite it by hand", site.place
+                        "the export stops at a branch that was rewritten already",
+                        "rewrite it by hand",
+                        site.place,
                     )
                     return Rewriting(methods, refused, error)
                 method = _merged(earlier[1], method)
             found[id(site.function)] = (site.function, method)
-            del error_site
     raise AssertionError("unreachable")
 
 
 def _merged(first: RewrittenMethod, second: RewrittenMethod) -> RewrittenMethod:
     """Two rewritings of one function, one after the other."""
-    from .source import read_source, target_name
-    from .text import unified_diff
-    from .values import Proof
-
-    assert first.proof is not None
-    assert second.proof is not None
     proof = Proof(first.proof.branches + second.proof.branches, first.proof.runs + second.proof.runs)
     return RewrittenMethod(
-        target=target_name(first.original),
+        target=first.target,
         original=first.original,
         func=second.func,
         code=second.code,
@@ -136,17 +136,17 @@ def _merged(first: RewrittenMethod, second: RewrittenMethod) -> RewrittenMethod:
     )
 
 
-def _discard(_: Any) -> None:
-    """A run is only made for what it reports."""
-
-
-def _refuse_change(reference: list[Any], model: Any, calls: Calls, methods: Sequence[RewrittenMethod]) -> None:
+def _refuse_change(
+    reference: list[Any], model: Any, calls: Calls, methods: Sequence[RewrittenMethod]
+) -> None:
     with plain_control_flow():
         got = _run(model, calls)
     found = difference(reference, got, "calls")
     if found is not None:
         names = ", ".join(method.target for method in methods)
-        raise RewriteRefused(f"with {names} rewritten the model computes something else: {found}", "rewrite by hand")
+        raise RewriteRefused(
+            f"with {names} rewritten the model computes something else: {found}", "rewrite by hand"
+        )
 
 
 def rewrite_for_export(
@@ -255,6 +255,3 @@ def dump(method: RewrittenMethod, where: Dump | None) -> None:
     stem = method.target.replace("<", "").replace(">", "")
     (folder / f"{stem}.diff").write_text(method.dump, encoding="utf-8")
     (folder / f"{stem}.py").write_text(method.code, encoding="utf-8")
-
-
-__all__ += ["dump", "plain_function"]

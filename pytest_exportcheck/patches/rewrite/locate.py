@@ -133,8 +133,21 @@ def _lasts(function: FunctionType) -> bool:
     """Whether a function outlives the call that made it: an attribute or a variable of a module refers to it."""
     if "<locals>" not in function.__qualname__:
         return True
-    kinds = ("dict", "type", "cell", "method", "partial", "list", "tuple", "function", "staticmethod", "classmethod")
-    return any(type(holder).__name__ in kinds for holder in gc.get_referrers(function)) and not _is_in_a_frame(function)
+    kinds = (
+        "dict",
+        "type",
+        "cell",
+        "method",
+        "partial",
+        "list",
+        "tuple",
+        "function",
+        "staticmethod",
+        "classmethod",
+    )
+    return any(
+        type(holder).__name__ in kinds for holder in gc.get_referrers(function)
+    ) and not _is_in_a_frame(function)
 
 
 def _is_in_a_frame(function: FunctionType) -> bool:

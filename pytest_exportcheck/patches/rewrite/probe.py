@@ -173,7 +173,11 @@ class Probe:
         if number in self.forced and not (number in self.once and number in self.used):
             self.used.add(number)
             wanted = self.forced[number]
-            value = torch.full_like(value, wanted, dtype=torch.bool) if isinstance(value, torch.Tensor) else wanted
+            value = (
+                torch.full_like(value, wanted, dtype=torch.bool)
+                if isinstance(value, torch.Tensor)
+                else wanted
+            )
         if not isinstance(value, torch.Tensor) or value.numel() == 1:
             counts = self.outcomes.setdefault(number, {})
             counts[bool(value)] = counts.get(bool(value), 0) + 1

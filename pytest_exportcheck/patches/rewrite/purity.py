@@ -76,7 +76,9 @@ def is_cheap(stmts: Iterable[ast.stmt], limit: int = 12) -> bool:
     for stmt in stmts:
         if isinstance(stmt, ast.Pass):
             continue
-        simple = isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 and isinstance(stmt.targets[0], ast.Name)
+        simple = (
+            isinstance(stmt, ast.Assign) and len(stmt.targets) == 1 and isinstance(stmt.targets[0], ast.Name)
+        )
         augmented = isinstance(stmt, ast.AugAssign) and isinstance(stmt.target, ast.Name)
         if not isinstance(stmt, (ast.Assign, ast.AugAssign)) or not (simple or augmented):
             return False

@@ -47,7 +47,9 @@ def plain_function(value: Any) -> FunctionType:
         elif isinstance(value, FunctionType):
             return value
         else:
-            raise RewriteRefused(f"{value!r} is no Python function", "name a function or a method written in Python")
+            raise RewriteRefused(
+                f"{value!r} is no Python function", "name a function or a method written in Python"
+            )
 
 
 def target_name(function: FunctionType) -> str:
@@ -86,7 +88,9 @@ def read_source(function: FunctionType) -> FunctionSource:
     lines = linecache.getlines(code.co_filename, function.__globals__)
     place = Place(code.co_filename, code.co_firstlineno)
     if not lines:
-        raise RewriteRefused(f"the source of {target_name(function)} is not available", "load it from a file", place)
+        raise RewriteRefused(
+            f"the source of {target_name(function)} is not available", "load it from a file", place
+        )
     found = [node for node in ast.walk(ast.parse("".join(lines))) if _is_node_of(node, code)]
     if len(found) != 1:
         what = "more than one function starts" if found else "no function starts"

@@ -216,7 +216,9 @@ class _Probes(ast.NodeTransformer):
 
 
 def _left(branch: Branch, outcome: bool) -> ast.stmt:
-    return ast.Expr(_report("leave", ast.Constant(branch.number), ast.Constant(outcome), expression("locals()")))
+    return ast.Expr(
+        _report("leave", ast.Constant(branch.number), ast.Constant(outcome), expression("locals()"))
+    )
 
 
 def with_probes(node: FunctionNode) -> FunctionNode:

@@ -9,7 +9,16 @@ from typing import Any
 
 from ...errors import PatchError
 
-__all__ = ["BranchProof", "Export", "Place", "Proof", "RewriteRefused", "RewrittenMethod", "Rewriting", "Site"]
+__all__ = [
+    "BranchProof",
+    "Export",
+    "Place",
+    "Proof",
+    "RewriteRefused",
+    "RewrittenMethod",
+    "Rewriting",
+    "Site",
+]
 
 
 @dataclass(frozen=True)
