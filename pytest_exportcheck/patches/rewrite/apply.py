@@ -14,7 +14,7 @@ import torch
 from ...pytrees.registration import register_flattening_functions
 from .locate import is_data_dependent, locate
 from .probe import copy_arguments
-from .equality import difference, plain_control_flow
+from .equality import difference, module_parts, plain_control_flow, restored
 from .source import exchanged, read_source
 from .text import unified_diff
 from .transform import rewrite_function
@@ -58,9 +58,14 @@ def _run(model: Any, calls: Calls) -> list[Any]:
     found = []
     for args, kwargs in calls:
         args, kwargs = copy_arguments((tuple(args), dict(kwargs)))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with (
+            restored(module_parts(model)),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+            plain_control_flow(),
+        ):
             torch.manual_seed(0)
-            found.append((model(*args, **kwargs), args, kwargs))
+            found.append((copy_arguments(model(*args, **kwargs)), args, kwargs))
     return found
 
 
@@ -139,8 +144,7 @@ def _merged(first: RewrittenMethod, second: RewrittenMethod) -> RewrittenMethod:
 def _refuse_change(
     reference: list[Any], model: Any, calls: Calls, methods: Sequence[RewrittenMethod]
 ) -> None:
-    with plain_control_flow():
-        got = _run(model, calls)
+    got = _run(model, calls)
     found = difference(reference, got, "calls")
     if found is not None:
         names = ", ".join(method.target for method in methods)

@@ -18,6 +18,7 @@ from .folds import changed, same
 from .forms import Form, has_number, is_operand, merged, output, selectable
 from .loops import IndexByTensor
 from .names import assigned, live_before, loads, mutated, own_nodes, plain_targets, reads_before_write
+from .out_of_place import out_of_place
 from .probe import PROBE, Kind, Probe
 from .purity import is_cheap
 from .source import FunctionNode, FunctionSource
@@ -223,7 +224,7 @@ class Emitter:
         self._refuse_effects(orelse, branch)
         outs = self._outs(body, orelse, after, branch)
         forms = {out: self._form(out, branch) for out in outs}
-        blocks = self._block(body, after), self._block(orelse, after)
+        blocks = self._emitted(body, after, branch), self._emitted(orelse, after, branch)
         tail: list[ast.stmt] = [assign(out, ast.Constant(None)) for out in outs if forms[out].kind == "none"]
         outs = [out for out in outs if forms[out].kind != "none"]
         forms = {out: forms[out] for out in outs}
@@ -237,6 +238,15 @@ class Emitter:
         if branch.nature == "tensor" and cheap:
             return [*self._where(test, blocks, forms, filled, loads(stmt.test)), *tail]
         return [*self._cond(test, blocks, (body, orelse), forms, filled, branch), *tail]
+
+    def _emitted(self, stmts: list[ast.stmt], after: set[str], branch: Branch) -> list[ast.stmt]:
+        """What stands in a branch function: nothing that writes in place, where there is a form for it."""
+        seen = [self.probe.before.get(branch.number, {})]
+        seen += [self.probe.after.get((branch.number, outcome), {}) for outcome in (True, False)]
+        tensors = {
+            text for kinds in seen for text, k in kinds.items() if {kind.kind for kind in k} == {"tensor"}
+        }
+        return self._block(out_of_place(stmts, tensors), after)
 
     def _refuse_effects(self, stmts: Sequence[ast.stmt], branch: Branch) -> None:
         advice = "move it out of the branch, and let the branch only compute tensors"

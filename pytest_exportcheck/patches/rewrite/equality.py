@@ -14,7 +14,15 @@ from torch.utils import _pytree
 
 from .probe import Call, copy_arguments
 
-__all__ = ["Outcome", "difference", "outcomes_differ", "plain_control_flow", "replay"]
+__all__ = [
+    "Outcome",
+    "difference",
+    "module_parts",
+    "outcomes_differ",
+    "plain_control_flow",
+    "replay",
+    "restored",
+]
 
 _PLAIN = {"_parameters", "_modules", "_buffers"}
 
@@ -54,14 +62,14 @@ def _arguments(function: FunctionType, values: Mapping[str, Any]) -> tuple[list[
     return args, kwargs
 
 
-def _parts(values: Any) -> dict[str, torch.nn.Module]:
+def module_parts(values: Any) -> dict[str, torch.nn.Module]:
     """Every module that `values` reach, by a path."""
     leaves = [leaf for leaf in _pytree.tree_leaves(values) if isinstance(leaf, torch.nn.Module)]
     return {f"{i}.{path}": part for i, leaf in enumerate(leaves) for path, part in leaf.named_modules()}
 
 
 @contextlib.contextmanager
-def _restored(parts: Mapping[str, torch.nn.Module]) -> Iterator[None]:
+def restored(parts: Mapping[str, torch.nn.Module]) -> Iterator[None]:
     """Put attributes and buffers of modules back."""
     saved = []
     for part in parts.values():
@@ -97,8 +105,8 @@ def replay(function: FunctionType, call: Call) -> Outcome:
     """Call a function with copies of recorded arguments; modules are as they were afterwards."""
     values = copy_arguments(dict(call.values))
     args, kwargs = _arguments(function, values)
-    parts = _parts(list(values.values()))
-    with _restored(parts), torch.random.fork_rng(devices=[]), torch.no_grad():
+    parts = module_parts(list(values.values()))
+    with restored(parts), torch.random.fork_rng(devices=[]), torch.no_grad(), plain_control_flow():
         torch.manual_seed(0)
         try:
             return Outcome(copy_arguments(function(*args, **kwargs)), values, _state(parts))

@@ -162,7 +162,12 @@ class Probe:
 
     def atom(self, number: int, value: Any) -> Any:
         """An expression in a test was evaluated."""
-        self.atoms.setdefault(number, set()).add(describe(value))
+        kind = describe(value)
+        self.atoms.setdefault(number, set()).add(kind)
+        if kind.kind == "tensor":
+            self.outcomes.setdefault(number, {})
+            if number in self.forced:
+                return self.forced[number]
         return value
 
     def decide(self, number: int, value: Any, values: Mapping[str, Any] | None = None) -> Any:

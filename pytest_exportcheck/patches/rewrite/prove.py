@@ -8,7 +8,7 @@ from types import FunctionType
 import torch
 from torch.utils import _pytree
 
-from .equality import Outcome, outcomes_differ, plain_control_flow, replay
+from .equality import Outcome, outcomes_differ, replay
 from .probe import Call, Probe
 from .source import target_name
 from .tests_in import Branch
@@ -138,8 +138,7 @@ class _Prover:
 
     def compare(self, reference: Outcome, function: FunctionType, call: Call, text: str) -> None:
         """Refuse where the results differ."""
-        with plain_control_flow():
-            got = replay(function, call)
+        got = replay(function, call)
         found = outcomes_differ(reference, got)
         if found is not None:
             raise RewriteRefused(

@@ -12,9 +12,9 @@ _ELEMENTWISE = {
     "abs", "add", "all", "any", "as_tensor", "bool", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "clone",
     "contiguous", "cos", "detach", "div", "double", "eq", "erf", "exp", "finfo", "float", "floor", "full_like", "ge",
     "gelu", "gt", "half", "iinfo", "int", "isfinite", "isinf", "isnan", "le", "log", "log1p", "log_softmax",
-    "logical_and", "logical_not", "logical_or", "long", "lt", "masked_fill", "maximum", "mean", "minimum", "mul",
+    "logical_and", "logical_not", "logical_or", "long", "lt", "expand_as", "masked_fill", "maximum", "mean", "minimum", "mul",
     "nan_to_num", "ne", "neg", "ones_like", "reciprocal", "relu", "round", "rsqrt", "rsub", "sigmoid", "sign", "silu",
-    "sin", "softmax", "sqrt", "square", "sub", "sum", "tanh", "to", "type_as", "where", "zeros_like",
+    "sin", "slice_scatter", "softmax", "sqrt", "square", "sub", "sum", "tanh", "to", "type_as", "where", "zeros_like",
 }  # fmt: skip
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitAnd, ast.BitOr, ast.BitXor)
 

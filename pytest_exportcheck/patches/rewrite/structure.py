@@ -44,6 +44,7 @@ class Structurer:
         self.stopped_at = stopped_at
         self.branches: list[Branch] = []
         self.used = loads(source.node) | assigned(source.node)
+        self.on_tensors = self._parts_of_tests_on_tensors()
         self.tainted: dict[str, str] = {}
         self._find_taints()
 
@@ -88,6 +89,17 @@ class Structurer:
                     for target in node.targets:
                         if nature is not None and isinstance(target, ast.Name):
                             self.tainted.setdefault(target.id, nature)
+
+    def _parts_of_tests_on_tensors(self) -> set[int]:
+        """Numbers of the parts of tests in which a tensor was seen: no other part of them stopped the export."""
+        found: set[int] = set()
+        for node in ast.walk(self.source.node):
+            test = getattr(node, "test", None)
+            if isinstance(test, ast.expr):
+                numbers = [getattr(atom, "number", -1) for atom in atoms(test)]
+                if any(kind.kind == "tensor" for n in numbers for kind in self.probe.atoms.get(n, ())):
+                    found.update(numbers)
+        return found
 
     def _comes_from(self, value: ast.expr) -> str | None:
         if is_truth(value) and any(self.nature(atom) == "tensor" for atom in atoms(value)):
@@ -135,7 +147,8 @@ class Structurer:
 
     def _is_where_it_stopped(self, atom: ast.expr) -> bool:
         at = self.stopped_at
-        if at is None or at.file != self.source.file or not hasattr(atom, "lineno"):
+        number = getattr(atom, "number", None)
+        if at is None or at.file != self.source.file or number is None or number in self.on_tensors:
             return False
         start, end = self.source.place(atom), (atom.end_lineno or 0) + self.source.first_line - 1
         if not start.line <= at.line <= end or not self.kinds(atom) <= {"number"}:

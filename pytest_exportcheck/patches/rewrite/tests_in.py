@@ -107,7 +107,8 @@ def opened(node: ast.expr) -> ast.expr:
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "bool":
         if len(node.args) == 1 and not node.keywords:
             found = opened(node.args[0])
-    node.opened = found  # type: ignore[attr-defined]
+    if found is not node:  # copies keep it
+        node.opened = found  # type: ignore[attr-defined]
     return found
 
 
