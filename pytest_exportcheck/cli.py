@@ -98,14 +98,16 @@ def _load(file: Path, root: Path, known: Mapping[str, Sequence[str]]) -> ModelSp
 
 
 def _spec_files(path: Path) -> list[Path]:
-    """`path`, or the spec files below it."""
+    """`path`, or the files below it that are specs or are meant to be."""
     if not path.is_dir():
         return [path]
     from .goldens import FOLDER
-    from .spec import is_spec_file
+    from .spec import is_spec_file, mistyped_key
 
     files = (file for suffix in ("*.yaml", "*.yml") for file in path.rglob(suffix))
-    return sorted(file for file in files if FOLDER not in file.parts and is_spec_file(file))
+    return sorted(
+        file for file in files if FOLDER not in file.parts and (is_spec_file(file) or mistyped_key(file))
+    )
 
 
 @cli.command()

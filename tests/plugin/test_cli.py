@@ -24,6 +24,17 @@ def test_lint(project, monkeypatch, capsys):
     assert err == "3 specs, 2 with problems\n"
 
 
+def test_lint_reports_a_file_of_a_folder_that_mistypes_the_key(project, monkeypatch, capsys):
+    monkeypatch.chdir(project.pytester.path)
+    path = project.spec("typo")
+    path.write_text(path.read_text().replace("exportcheck", "exportchek", 1))
+    (path.parent / "other.yaml").write_text("exports: 1\n")
+    assert main(["lint", "specs"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("specs/typo.yaml:1:1: is not a spec: the key 'exportcheck: 1' is missing")
+    assert err == "1 specs, 1 with problems\n"
+
+
 def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, capsys):
     monkeypatch.chdir(project.pytester.path)
     project.spec("own", exporters=("my-very-own",))
