@@ -44,6 +44,12 @@ def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, ca
     assert "specs/own.yaml:" in err
     assert "unknown exporter 'my-very-own'" in err
     assert "unless a conftest.py registers it" in err
+    # A name that begins like one of ours is none of its typos.
+    project.spec("own", exporters=("torch-deferred",), matrix=", patch_modes: [torch-mine]")
+    assert main(["lint", "specs"]) == 0
+    assert "unknown patch mode 'torch-mine'" in capsys.readouterr().err
+    project.spec("own", matrix=", patch_modes: [transformer]")
+    assert main(["lint", "specs"]) == 1
     project.spec("own", exporters=("my-very-own", "torch-exprt"))
     assert main(["lint", "specs"]) == 1
     project.spec("own", exporters=("my-very-own",), more="nonsense: 1\n")
