@@ -29,8 +29,8 @@ __all__ = ["ItemOrder", "SpecFile", "collect_yaml", "parametrize"]
 
 
 def collect_yaml(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """The collector of a YAML file: a spec, or an error if a file that is none was named explicitly."""
-    from .spec import is_spec_file
+    """The collector of a YAML file: a spec, or an error if one that is none was named or mistypes its key."""
+    from .spec import is_spec_file, mistyped_key
 
     named = parent.session.isinitpath(path)
     if FOLDER in path.parts:
@@ -38,6 +38,9 @@ def collect_yaml(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
     elif is_spec_file(path):
         collector: SpecFile = SpecFile.from_parent(parent, path=path)
         return collector
+    elif mistyped := mistyped_key(path):
+        named = True
+        why = f"is not a spec: it begins with {mistyped!r}, the first key must be 'exportcheck: 1'"
     else:
         why = "is not a spec: its first key must be 'exportcheck: 1'"
     if not named:
@@ -48,7 +51,7 @@ def collect_yaml(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
 
 
 class _NotASpec(pytest.File):
-    """A YAML file that was named on the command line and cannot be collected."""
+    """A YAML file that was named on the command line, or was meant to be a spec, and is none."""
 
     why = ""
 

@@ -280,7 +280,7 @@ def _shape_outcome(record: dict[str, Any]) -> str:
 
 
 def _partial_selection(config: pytest.Config) -> str | None:
-    """Which option of the command line leaves tests out, ``None`` if none does."""
+    """What on the command line leaves tests out, ``None`` if nothing does."""
     for option, shown in (
         ("keyword", "-k"),
         ("markexpr", "-m"),
@@ -295,6 +295,8 @@ def _partial_selection(config: pytest.Config) -> str | None:
             return shown
     if any("::" in argument for argument in config.args):
         return "a node id on the command line"
+    if any(Path(config.invocation_params.dir, argument).is_file() for argument in config.args):
+        return "a file is named, and not its folder"
     options = ("exportcheck_exporter", "exportcheck_patch_mode", "exportcheck_device", "exportcheck_dtype")
     if any(config.getoption(option) for option in options):
         return "an axis is restricted"

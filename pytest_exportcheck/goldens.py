@@ -125,13 +125,13 @@ def write_atomically(path: Path, text: str) -> None:
 
 def obsolete_goldens(folders: Iterable[Path]) -> list[Path]:
     """Golden files at or below `folders` whose spec is gone, sorted. Specs that are broken still count."""
-    from .spec import is_spec_file
+    from .spec import is_spec_file, mistyped_key
 
     found = []
     for shapes in sorted({shapes for folder in folders for shapes in _shape_folders(folder)}):
         for golden in sorted(shapes.glob("*.yaml")):
             specs = (shapes.parent / f"{golden.stem}{suffix}" for suffix in (".yaml", ".yml"))
-            if not any(spec.is_file() and is_spec_file(spec) for spec in specs):
+            if not any(is_spec_file(spec) or mistyped_key(spec) for spec in specs):
                 found.append(golden)
     return found
 

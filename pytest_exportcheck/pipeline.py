@@ -294,6 +294,7 @@ def check_shapes(observation: CheckedObservation, golden: str | None, path: str)
         )
 
 
+@register_flattening_functions(None)
 def _explain(observation: CheckedObservation, golden: str) -> list[str]:
     """For each axis that was dynamic and is not now (or the reverse): its sizes in the calls."""
     notes = []
@@ -311,11 +312,11 @@ def _explain(observation: CheckedObservation, golden: str) -> list[str]:
                 if was != now and was.isdigit() != now.isdigit():
                     sizes = [
                         leaf.shape[axis]
-                        for call in graph.calls
+                        for call in graph.seen
                         if isinstance(leaf := call.leaves().get(path), torch.Tensor) and leaf.dim() > axis
                     ]
                     kind = "dynamic" if not was.isdigit() else was
-                    # Where every call kept begins with an empty cache, none has the leaf.
+                    # A call that begins with an empty cache has no such leaf; where all do, nothing is said.
                     seen = f" (sizes {sizes} in {len(sizes)} calls)" if sizes else ""
                     now = "dynamic" if not now.isdigit() else now
                     notes.append(f"{path}: axis {axis} was {kind}, is now {now}{seen}")

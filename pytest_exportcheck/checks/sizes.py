@@ -12,6 +12,7 @@ from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
 from ..pytrees import clone_tree, flatten_with_paths
 from ..runtimes.base import Session
 from ..spec import ModelSpec
+from ..spec.names import suggest
 from .captured import CapturedProgram
 from .compare import Tolerances, compare_leaves, table
 from .numbers import Leaves, _inputs_by_path, _only_padding, _run, _summary
@@ -38,8 +39,9 @@ def _wanted(
     if isinstance(spec.resize, Mapping):
         unknown = [name for name in spec.resize if name not in graph.shapes.symbols]
         if unknown:
+            named = ", ".join(name + suggest(name, graph.shapes.symbols) for name in unknown)
             raise ResizeError(
-                f"resize names {', '.join(unknown)}, the symbols of this graph are "
+                f"resize names {named}, the symbols of this graph are "
                 f"{', '.join(graph.shapes.symbols) or 'none'}"
             )
         return sizes_from_spec(graph.example, spec.resize), Thresholds()

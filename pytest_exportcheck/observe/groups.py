@@ -110,12 +110,15 @@ _Outline = dict[tuple[str, str], str]
 #: Aspects that torch.export bakes into a program, whatever tensors a container holds.
 _CONTAINER = ("kind", "items", "keys")
 
+#: States of the cache of an encoder-decoder: the first call fills it, the others read what it holds.
+_COMPUTED = "cross attention computed"
+_READ = "cross attention read from the cache"
+
 
 def _cache_state(value: Any) -> str:
-    """``filled``, ``empty``, or whether the cross attention was computed; ``""`` for what is no cache."""
+    """``filled``, ``empty``, or what the call does about the cross attention; ``""`` for what is no cache."""
     if hasattr(value, "self_attention_cache"):
-        computed = any(getattr(value, "is_updated", {}).values())
-        return "cross attention computed" if computed else "cross attention not computed yet"
+        return _READ if any(getattr(value, "is_updated", {}).values()) else _COMPUTED
     if is_cache(value):
         return "filled" if _pytree.tree_leaves(value) else "empty"
     return ""
@@ -303,9 +306,9 @@ def _names(groups: Sequence[Sequence[RecordedCall]]) -> list[str]:
         states = {_cache_state(value) for value in arguments} - {""}
         name = f"graph_{position}"
         if len(groups) > 1 and states:
-            if states <= {"empty", "cross attention not computed yet"}:
+            if states <= {"empty", _COMPUTED}:
                 name = "prefill"
-            elif states <= {"filled", "cross attention computed"}:
+            elif states <= {"filled", _READ}:
                 name = "decode"
         count = sum(other.rpartition("_")[0] == name or other == name for other in names)
         names.append(f"{name}_{count + 1}" if count else name)

@@ -88,6 +88,8 @@ class Interface:
         """Nested dynamic shapes; see `InputObserver.infer_dynamic_shapes`."""
         if isinstance(dim_names, Mapping):
             check_names(dim_names, self.signature, self.template, strict=False)
+            for position in dim_names:
+                _named(self.signature, position)  # refuses one that there is not
         by_name = {
             name: self._labelled(name, value, dim_names)
             if dim_names
@@ -427,8 +429,8 @@ def check_names(
 def _named(signature: CallSignature, key: int | str) -> str:
     if isinstance(key, str):
         return key
-    names = signature.positions(key + 1)
-    if key >= len(names):
+    names = signature.positions(max(key + 1, 0))
+    if not 0 <= key < len(names):
         raise ValueError(f"the signature has no position {key}")
     return names[key]
 

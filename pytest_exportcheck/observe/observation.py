@@ -41,6 +41,8 @@ class GraphObservation:
         Recorded calls of the group.
     shapes:
         What the program must accept.
+    seen:
+        `calls` and those of which only the shapes were kept, in order.
     example:
         Arguments for the exporters.
     writes:
@@ -56,6 +58,7 @@ class GraphObservation:
     example: ExportExample
     writes: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     stateful: frozenset[str] = frozenset()
+    seen: Sequence[RecordedCall] = ()
 
     def eager(self, arguments: Mapping[str, Any]) -> Any:
         """Call the target with (copies of) `arguments`; outputs are its own."""
@@ -324,7 +327,7 @@ def _graph(
             f"which is {observed.store_n_calls}"
         )
     example = choose_example(calls, shapes, target.accepts, _preferred(spec, observed, group, calls))
-    return GraphObservation(name, target, calls, shapes, example)
+    return GraphObservation(name, target, calls, shapes, example, seen=recorded.all)
 
 
 @contextlib.contextmanager

@@ -21,11 +21,12 @@ ERROR_BAND = 4.0
 _ERROR_SHARE = 0.01
 
 #: Ratios of node counts, of model sizes and of CPU seconds beyond which they are shown. Times of a shared
-#: machine vary by half; of a stage below `_LEAST_SECONDS` nothing is said.
+#: machine vary by half; of a time below `_LEAST_SECONDS` only a difference of `_MANY_SECONDS` is shown.
 NODES_BAND = 1.05
 SIZE_BAND = 1.05
 TIME_BAND = 1.5
-_LEAST_SECONDS = 1.0
+_LEAST_SECONDS = 0.5
+_MANY_SECONDS = 2.0
 
 #: Rank of a case that came to its end.
 _END = len(STAGES)
@@ -42,8 +43,8 @@ class Change:
     kind:
         ``verdict``, ``shapes``, ``error``, ``nodes``, ``size`` or ``time``.
     effect:
-        ``worse``, ``better`` or ``other``. Only what a user would call a regression is worse: a verdict, an
-        error that grew. More nodes or seconds are ``other``.
+        ``worse``, ``better`` or ``other``. Only what a user would call a regression is worse: a verdict, a
+        case that passed and is gone, an error that grew. More nodes or seconds are ``other``.
     text:
         From what to what.
     before, after:
@@ -109,6 +110,11 @@ def compare(before: Report, after: Report) -> Comparison:
         found = list(_changes(key, old[key], new[key]))
         changes += found
         unchanged += not found
+    for key in old.keys() - new.keys():
+        verdict = old[key]["verdict"]
+        if _reached(old[key]) == _END:
+            text = f"{verdict} -> not in {after.name}: nobody checks it any more"
+            changes.append(Change(case_name(key), "verdict", "worse", text, verdict))
     changes.sort(key=lambda change: change.case)
     return Comparison(
         before.name,
@@ -217,13 +223,15 @@ def _ratio(name: str, kind: str, was: Any, now: Any, band: float) -> Iterator[Ch
     old, new = _number(was), _number(now)
     if not old or not new:
         return
-    if kind == "time" and max(old, new) < _LEAST_SECONDS:
+    short = kind == "time" and min(old, new) < _LEAST_SECONDS
+    if short and abs(new - old) < _MANY_SECONDS:
         return
     ratio = new / old
     if ratio > band or ratio < 1 / band:
         unit = {"size": " bytes", "time": " CPU s"}.get(kind, "")
         shown = f"{old:.1f} -> {new:.1f}" if kind == "time" else f"{old:.0f} -> {new:.0f}"
-        yield Change(name, kind, "other", f"{kind} {shown}{unit} ({ratio:.2f}x)", was, now)
+        times = "" if short else f" ({ratio:.2f}x)"
+        yield Change(name, kind, "other", f"{kind} {shown}{unit}{times}", was, now)
 
 
 def _seconds(record: Mapping[str, Any]) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .discover import SHAPES_FOLDER, is_spec_file
+from .discover import SHAPES_FOLDER, is_spec_file, mistyped_key
 
 _PUBLIC = {
     "ModelSpec": "model",
@@ -42,6 +42,7 @@ __all__ = [
     "is_spec_file",
     "load_spec",
     "missing_requirements",
+    "mistyped_key",
     "parse_spec",
     "parse_tensor",
     "resolve_tensor",

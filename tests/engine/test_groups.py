@@ -55,7 +55,10 @@ def test_the_cross_attention_splits_prefill_from_decode():
     calls = [call(0, cache=cross()), call(1, cache=cross(2)), call(2, cache=cross(3)), call(3, cache=cross())]
     groups = propose_groups(calls)
     assert groups_as_yaml(groups) == "graphs: {prefill: [0, 3], decode: [1, 2]}"
-    assert groups[1].reason == "cross attention computed"
+    assert groups[1].reason == "cross attention read from the cache"
+    later = propose_groups([call(0, cache=cross(2)), call(1, cache=cross(3)), call(2, cache=cross())])
+    assert groups_as_yaml(later) == "graphs: {decode: [0, 1], prefill: [2]}"
+    assert later[1].reason == "cross attention computed"
 
 
 def test_constants_split_unless_they_are_the_default():
@@ -206,7 +209,7 @@ def test_what_is_proposed_is_served_however_much_differs(seed):
         ({f"a{k}": tensor() for k in range(5)}, {}, "no a0, no a1, no a2 and 2 more"),
         # What one graph serves is no reason.
         ({"cache": layers(0, 0), "mm": tensor()}, {"cache": layers(1, 2)}, "no mm"),
-        ({"cache": cross()}, {"cache": cross(2)}, "cross attention computed"),
+        ({"cache": cross()}, {"cache": cross(2)}, "cross attention read from the cache"),
     ],
 )
 def test_reasons_are_short_and_look_inside(first, second, reason):

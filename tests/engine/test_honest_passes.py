@@ -31,8 +31,8 @@ def run(tmp_path, model, exporter, more=""):
     path = tmp_path / "one.yaml"
     path.write_text(
         f'exportcheck: 1\nmodel: {{factory: "models.py:{model}"}}\n'
-        'observe:\n  dims: [n]\n  calls:\n    - {forward: {x: "float32[n, 3]"}, dims: {n: 2}}\n'
-        f'    - {{forward: {{x: "float32[n, 3]"}}, dims: {{n: 4}}}}\n{more}'
+        'observe:\n  dims: [rows]\n  calls:\n    - {forward: {x: "float32[rows, 3]"}, dims: {rows: 2}}\n'
+        f'    - {{forward: {{x: "float32[rows, 3]"}}, dims: {{rows: 4}}}}\n{more}'
     )
     case = CaseId("one.yaml", exporter, "none", "cpu", "float32")
     record = {}
@@ -42,12 +42,18 @@ def run(tmp_path, model, exporter, more=""):
 
 def test_listed_sizes_that_eager_refuses_are_no_pass(tmp_path):
     with pytest.raises(ResizeError, match="eager refuses every size that resize lists: nothing was checked"):
-        run(tmp_path, "Short", "torch-export", "resize: {n: [9, 10]}\n")
+        run(tmp_path, "Short", "torch-export", "resize: {rows: [9, 10]}\n")
+
+
+def test_a_mistyped_name_of_a_size_is_told_with_the_one_that_was_meant(tmp_path):
+    meant = r"resize names rosw \(did you mean 'rows'\?\), the symbols of this graph are rows"
+    with pytest.raises(ResizeError, match=meant):
+        run(tmp_path, "Short", "torch-export", "resize: {rosw: [3]}\n")
 
 
 def test_one_listed_size_that_eager_takes_is_checked(tmp_path):
-    record = run(tmp_path, "Short", "onnx-torchscript", "resize: {n: [6, 10]}\n")
-    assert record["resize"]["passed"] == ["n=6"]
+    record = run(tmp_path, "Short", "onnx-torchscript", "resize: {rows: [6, 10]}\n")
+    assert record["resize"]["passed"] == ["rows=6"]
     assert len(record["resize"]["refused_by_eager"]) == 1
 
 

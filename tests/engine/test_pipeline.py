@@ -362,3 +362,49 @@ def test_the_shapes_check(tmp_path: Path) -> None:
     )
     with pytest.raises(ShapesError, match="not YAML"):
         check_shapes(observed, "a: [", "g.yaml")
+
+
+CACHED = """
+    from transformers import DynamicCache
+
+
+    class Net(nn.Module):
+        def forward(self, x, cache):
+            return x + sum(layer.keys.sum() for layer in cache.layers)
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        made = []
+        for batch, length in BATCHES:
+            cache = DynamicCache()
+            if length:
+                cache.update(torch.ones(batch, 1, length, 2), torch.ones(batch, 1, length, 2), 0)
+            made.append(((), {"x": torch.ones(batch, 3), "cache": cache}))
+        return made
+"""
+
+
+@pytest.mark.parametrize(
+    ("kept", "lengths"), [(4, [3, 4, 5]), (1, [3, 4])]
+)  # the last call shows nothing new
+def test_the_note_on_a_leaf_of_a_cache_counts_the_calls_that_have_it(
+    tmp_path: Path, kept: int, lengths: list[int]
+) -> None:
+    source = CACHED.replace("BATCHES", "[(2, 0), (2, 3), (2, 4), (2, 5)]")
+    observe = f'observe: {{calls: "net.py:calls", store_n_calls: {kept}}}\n'
+    observed = make_run(tmp_path, source, observe).observe("cpu", "float32")
+    golden = observed.golden_text("g.yaml")
+    key = next(line for line in golden.splitlines() if line.strip().startswith("key:"))
+    for was, now, note in (
+        ("[2, ", "[batch, ", f"axis 0 was dynamic, is now 2 (sizes {[2] * len(lengths)} in"),
+        (", past, ", ", 3, ", f"axis 2 was 3, is now dynamic (sizes {lengths} in {len(lengths)} calls)"),
+    ):
+        accepted = key.replace(was, now)
+        assert accepted != key
+        with pytest.raises(ShapesError) as caught:
+            check_shapes(observed, golden.replace(key, accepted), "g.yaml")
+        assert f"cache.layers.0.keys: {note}" in "\n".join(caught.value.details)

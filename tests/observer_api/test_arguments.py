@@ -349,6 +349,11 @@ def test_names_that_do_not_exist_are_refused_with_the_one_that_was_meant() -> No
             observer.infer_arguments({"inputids": f(2, 5)})
     with pytest.raises(ValueError, match=r"no argument 'other' \(known: x, input_ids\)"):
         fixed.infer_dynamic_shapes(set_batch_dimension_for=["other"])
+    for position in (2, -1):
+        with pytest.raises(ValueError, match=f"the signature has no position {position}"):
+            fixed.infer_dynamic_shapes(set_batch_dimension_for=[position])
+        with pytest.raises(ValueError, match=f"the signature has no position {position}"):
+            fixed.infer_dynamic_shapes(dim_names={position: {0: "batch"}})
     # What ``**kwargs`` may still catch.
     assert open_ended.infer_dynamic_shapes(set_batch_dimension_for=["pixels"])["x"] == {1: D}
 

@@ -24,6 +24,17 @@ def test_lint(project, monkeypatch, capsys):
     assert err == "3 specs, 2 with problems\n"
 
 
+def test_lint_reports_a_file_of_a_folder_that_mistypes_the_key(project, monkeypatch, capsys):
+    monkeypatch.chdir(project.pytester.path)
+    path = project.spec("typo")
+    path.write_text(path.read_text().replace("exportcheck", "exportchek", 1))
+    (path.parent / "other.yaml").write_text("exports: 1\n")
+    assert main(["lint", "specs"]) == 1
+    out, err = capsys.readouterr()
+    assert out.startswith("specs/typo.yaml:1:1: is not a spec: the key 'exportcheck: 1' is missing")
+    assert err == "1 specs, 1 with problems\n"
+
+
 def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, capsys):
     monkeypatch.chdir(project.pytester.path)
     project.spec("own", exporters=("my-very-own",))
@@ -33,6 +44,12 @@ def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, ca
     assert "specs/own.yaml:" in err
     assert "unknown exporter 'my-very-own'" in err
     assert "unless a conftest.py registers it" in err
+    # A name that begins like one of ours is none of its typos.
+    project.spec("own", exporters=("torch-deferred",), matrix=", patch_modes: [torch-mine]")
+    assert main(["lint", "specs"]) == 0
+    assert "unknown patch mode 'torch-mine'" in capsys.readouterr().err
+    project.spec("own", matrix=", patch_modes: [transformer]")
+    assert main(["lint", "specs"]) == 1
     project.spec("own", exporters=("my-very-own", "torch-exprt"))
     assert main(["lint", "specs"]) == 1
     project.spec("own", exporters=("my-very-own",), more="nonsense: 1\n")

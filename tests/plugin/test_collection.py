@@ -64,6 +64,18 @@ def test_a_named_file_that_is_no_spec_is_an_error(project):
     assert result.ret != 0
 
 
+def test_a_file_of_a_folder_that_mistypes_the_key_is_an_error(any_project):
+    any_project.spec("good")
+    typo = any_project.spec("typo")
+    typo.write_text(typo.read_text().replace("exportcheck", "exportchek", 1))
+    result = any_project.run()
+    result.stdout.fnmatch_lines(
+        ["specs/typo.yaml is not a spec: it begins with 'exportchek', the first key must be 'exportcheck: 1'"]
+    )
+    result.stdout.no_fnmatch_line("*obsolete*")
+    assert result.ret != 0
+
+
 def test_a_bad_spec_tells_every_problem_and_stops_nothing(any_project):
     any_project.spec("good")
     any_project.spec("bad", exporters=("onnx-dinamo",), more="tolerence: 3\n")

@@ -29,6 +29,14 @@ def test_a_missing_golden_fails_and_prints_the_proposal(any_project):
     assert shapes_folder(any_project) == []
 
 
+def test_a_model_that_cannot_be_observed_has_no_missing_golden(project):
+    project.spec("new", accepted=False)
+    project.spec("broken", kwargs={"load": "observe"}, accepted=False)
+    project.spec("other", kwargs={"load": "observe"})
+    result = project.run()
+    result.stdout.fnmatch_lines(["3 cases: *   shapes: 1 missing, 2 FAIL"])
+
+
 def test_update_writes_what_changed_and_says_so(any_project):
     any_project.spec("new", accepted=False)
     any_project.spec("same")
@@ -143,6 +151,7 @@ def test_obsolete_goldens_are_named_and_pruned(any_project):
         ("-x", "specs"),
         ("--exporter=torch-export",),
         ("specs/a.yaml::test_export[cpu-float32-torch-export-none]",),
+        ("specs/a.yaml",),
     ],
 )
 def test_prune_refuses_a_partial_run(project, args):

@@ -53,3 +53,16 @@ def test_a_seed_gives_an_order_of_its_own(project, orders, monkeypatch):
     # Specs stay together: each is observed once.
     files = [line.split("::")[0] for line in seen["0"]]
     assert len([1 for left, right in itertools.pairwise(files) if left != right]) == 2
+
+
+@pytest.mark.parametrize(("argument", "count"), [("cases", 24), ("cases:17", 1)])
+def test_the_models_of_the_cases_become_specs(orders, tmp_path, argument, count):
+    paths = orders.specs_of([argument], tmp_path)
+    assert len(paths) == count
+    assert all(path.read_text(encoding="utf-8").startswith("exportcheck: 1") for path in paths)
+    assert {path.with_suffix(".py").name for path in paths} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_a_case_that_is_not_there_is_refused(orders, tmp_path):
+    with pytest.raises(SystemExit, match="cases:99: no model"):
+        orders.specs_of(["cases:99"], tmp_path)

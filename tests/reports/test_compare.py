@@ -81,6 +81,8 @@ def test_an_error_counts_beyond_noise(was, now, expected):
         ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 5.0}}, []),
         ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 9.0}}, [("time", "other")]),
         ("durations", {"export": {"cpu_s": 0.1}}, {"export": {"cpu_s": 0.9}}, []),
+        ("durations", {"export": {"cpu_s": 0.02}}, {"export": {"cpu_s": 1.6}}, []),
+        ("durations", {"export": {"cpu_s": 0.02}}, {"export": {"cpu_s": 2.6}}, [("time", "other")]),
         ("shapes", {"": {"x": "float32[batch, 4]"}}, {"": {"x": "float32[2, 4]"}}, [("shapes", "other")]),
         ("shapes", {"g": {"x": "int64[2]"}}, {"g": {"y": "int64[2]"}}, [("shapes", "other")] * 2),
     ],
@@ -113,18 +115,42 @@ def test_the_texts_say_what_changed_where_and_between_which_packages():
         "  onnx none -> 1.23",
     ]
     assert (
-        "Got worse (1):\n  specs/a.yaml [cpu-float32-onnx-dynamo-none]\n    pass -> fail compare: 1 of 2"
+        "Got worse (2):\n  specs/a.yaml [cpu-float32-onnx-dynamo-none]\n    pass -> fail compare: 1 of 2"
         in text
     )
+    gone = "pass -> not in after.json: nobody checks it any more"
+    assert f"  specs/c.yaml [cpu-float32-torch-export-none]\n    {gone}" in text
     assert "Only in before.json (1):\n  specs/c.yaml [cpu-float32-torch-export-none]" in text
     assert "Only in after.json (1):\n  specs/d.yaml" in text
-    assert "1 worse, 0 better, 0 other, 1 cases unchanged" in text
+    assert "2 worse, 0 better, 0 other, 1 cases unchanged" in text
     shown = as_markdown(found)
     assert "## exportcheck compare: something got worse" in shown
     assert "| verdict | pass -\\> fail compare: 1 of 2 outputs \\| outside |" in shown
     data = json.loads(as_json(found))
     assert data["worse"] is True
     assert data["changes"][0]["before"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("was", "expected"),
+    [
+        ("pass", [("verdict", "worse")]),
+        ("xpass", [("verdict", "worse")]),
+        ("fail export", []),
+        ("xfail run", []),
+        ("skip", []),
+    ],
+)
+def test_a_case_that_is_gone_is_a_loss_if_it_passed(was, expected):
+    assert effects([record("a", "onnx-dynamo", was)], []) == expected
+
+
+def test_a_time_that_was_too_short_has_no_ratio():
+    before, after = (
+        record("a", "onnx-dynamo", durations={"export": {"cpu_s": seconds}}) for seconds in (0.02, 2.6)
+    )
+    (change,) = compare(report(before), report(after)).changes
+    assert change.text == "time 0.0 -> 2.6 CPU s"
 
 
 def test_two_equal_runs():

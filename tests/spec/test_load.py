@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_exportcheck.errors import SpecError
-from pytest_exportcheck.spec import is_spec_file, load_spec, parse_spec
+from pytest_exportcheck.spec import is_spec_file, load_spec, mistyped_key, parse_spec
 from pytest_exportcheck.spec.nodes import MAX_BYTES
 
 VALID = 'exportcheck: 1\nmodel: {type: llama}\nobserve: {calls: [forward: {x: "int64[2]"}]}\n'
@@ -37,10 +37,35 @@ def test_is_spec_file(tmp_path, name, content, expected):
     assert is_spec_file(path) is expected
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.yaml", b"exportchek: 1\nmodel: {}\n", "exportchek"),
+        ("a.yml", b"\xef\xbb\xbf# Text: more\r\n\r\n---\r\n'Export-Check' : 1", "Export-Check"),
+        ("a.yaml", b"exportcheck:1\n", "exportcheck"),
+        ("a.yaml", b"exportcheck: 1\n", None),
+        ("a.yaml", b"export_checks: 1\nexportcheck: 1\n", None),
+        ("a.yaml", b"exporter: 1\n", None),
+        ("a.yaml", b"exports:\n  exportchek: 1\n", None),
+        ("a.yaml", b"a: 1\nexportchek: 1\n", None),
+        ("a.yaml", b"# exportchek: 1\n", None),
+        ("a.yaml", b"\n" * 20_000, None),
+        ("a.yaml", b"\0\xff" * 100, None),
+        ("a.txt", b"exportchek: 1\n", None),
+    ],
+)
+def test_mistyped_key(tmp_path, name, content, expected):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert mistyped_key(path) == expected
+
+
 def test_goldens_folders_and_absent_files_are_not_specs(tmp_path):
     golden = tmp_path / "__shapes__" / "a.yaml"
     golden.parent.mkdir()
     golden.write_bytes(b"exportcheck: 1\n")
+    (golden.parent / "typo.yaml").write_bytes(b"exportchek: 1\n")
+    assert mistyped_key(golden.parent / "typo.yaml") is None
     folder = tmp_path / "b.yaml"
     folder.mkdir()
     assert not is_spec_file(golden)
