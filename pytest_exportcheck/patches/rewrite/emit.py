@@ -17,7 +17,7 @@ from typing import Any
 from .folds import changed, same
 from .forms import Form, has_number, is_operand, merged, output, selectable
 from .loops import IndexByTensor
-from .names import assigned, live_before, loads, mutated, own_nodes, plain_targets, reads_before_write
+from .names import assigned, in_place, live_before, loads, mutated, own_nodes, plain_targets, reads_before_write
 from .out_of_place import out_of_place
 from .probe import PROBE, Kind, Probe
 from .purity import is_cheap
@@ -68,13 +68,22 @@ class Emitter:
         self.count = 0
         self.promoted: set[str] = set()
         self.generated: set[str] = set()
+        # Names that nested functions read: any call may read them.
+        self.captured = _captured(source.node)
+        self.outside = {
+            text
+            for inner in ast.walk(source.node)
+            if isinstance(inner, (ast.Global, ast.Nonlocal))
+            for text in inner.names
+        }
+        self.tries = 0
         arguments = source.node.args
         names = [*arguments.posonlyargs, *arguments.args]
         self.first = names[0].arg if names else ""
 
     def function(self, node: FunctionNode) -> FunctionNode:
         """The rewritten function."""
-        body = self._block(node.body, set())
+        body = self._block(node.body, _captured(node))
         if not isinstance(self.source.function.__globals__.get("torch"), ModuleType):
             body = [ast.Import(names=[ast.alias(name="torch")]), *body]
         return changed(node, body=body)  # type: ignore[no-any-return]
@@ -84,7 +93,7 @@ class Emitter:
     def _block(self, stmts: list[ast.stmt], after: set[str]) -> list[ast.stmt]:
         made: list[ast.stmt] = []
         for position, stmt in enumerate(stmts):
-            made += self._statement(stmt, live_before(stmts[position + 1 :], after))
+            made += self._statement(stmt, live_before(stmts[position + 1 :], after) | self.captured)
         return stmts if same(made, stmts) else made
 
     def _statement(self, stmt: ast.stmt, after: set[str]) -> list[ast.stmt]:
@@ -100,11 +109,17 @@ class Emitter:
             after = after | live_before([stmt], after)
         if isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef)):
             after = set()
-        changes = {
-            part: done
-            for part in ("body", "orelse", "finalbody")
-            if (block := getattr(stmt, part, None)) and (done := self._block(block, after)) is not block
-        }
+        if isinstance(stmt, (ast.Try, ast.With)) and self.probe.before:
+            # What an exception or the end of the block finds in the variables is not known.
+            after = after | assigned(stmt)
+        changes = {}
+        for part in ("body", "orelse", "finalbody"):
+            block = getattr(stmt, part, None)
+            inside = isinstance(stmt, ast.Try) and part == "body"
+            self.tries += inside
+            if block and (done := self._block(block, after)) is not block:
+                changes[part] = done
+            self.tries -= inside
         if changes:
             return [changed(stmt, **changes)]
         return [stmt] if hasattr(stmt, "body") else [self._truths(stmt)]
@@ -158,6 +173,12 @@ class Emitter:
 
     def _atom(self, atom: ast.expr, nature: str) -> ast.expr:
         kinds = self.structure.probe.atoms.get(getattr(atom, "number", -1), set())
+        if isinstance(atom, ast.Compare) and len(atom.ops) > 1:
+            raise RewriteRefused(
+                f"`{ast.unparse(atom)}` asks for the truth of its first comparison",
+                "put what stands in the middle in a variable",
+                self.source.place(atom),
+            )
         made = copy.deepcopy(atom)
         boolean = all(str(k.dtype) == "torch.bool" if k.kind == "tensor" else k.type == "bool" for k in kinds)
         if any(k.kind == "tensor" and k.shape for k in kinds):
@@ -217,6 +238,13 @@ class Emitter:
         body, orelse = self._without_logs(stmt.body), self._without_logs(stmt.orelse or [ast.Pass()])
         for raising, other, negate in ((body, orelse, True), (orelse, body, False)):
             if isinstance(raising[-1], ast.Raise):
+                if self.tries:
+                    raise RewriteRefused(
+                        f"`raise` under the test `{branch.test}`, inside `try`",
+                        "compute what the handler computes with `if` and `else`",
+                        self.source.place(raising[-1]),
+                    )
+                self._refuse_effects(raising[:-1], branch)
                 check = self._check(stmt.test, _message(raising[-1], branch), branch, negate=negate)
                 rest = [one for one in other if not isinstance(one, ast.Pass)]
                 return [*check, *self._block(rest, after)]
@@ -246,11 +274,12 @@ class Emitter:
         tensors = {
             text for kinds in seen for text, k in kinds.items() if {kind.kind for kind in k} == {"tensor"}
         }
-        return self._block(out_of_place(stmts, tensors), after)
+        return self._block(out_of_place(stmts, tensors | self.promoted), after)
 
     def _refuse_effects(self, stmts: Sequence[ast.stmt], branch: Branch) -> None:
         advice = "move it out of the branch, and let the branch only compute tensors"
         before = self.probe.before.get(branch.number, {})
+        known = {text for text in before if text != self.first or not self._is_method()} | assigned(stmts)
         for node in own_nodes(stmts):
             if isinstance(node, _FORBIDDEN):
                 kind = type(node).__name__.lower()
@@ -269,6 +298,25 @@ class Emitter:
                         advice,
                         self.source.place(node),
                     )
+            written = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
+            written = list(node.targets) if isinstance(node, ast.Assign) else written
+            roots = {root for one in written if (root := _root(one))}
+            if isinstance(node, ast.Call):
+                if isinstance(node.func, ast.Attribute) and in_place(node.func.attr):
+                    roots.add(_root(node.func.value) or ast.unparse(node.func))
+                for keyword in node.keywords:
+                    if keyword.arg == "out" or (
+                        keyword.arg == "inplace" and getattr(keyword.value, "value", True)
+                    ):
+                        roots.add(f"{keyword.arg}=")
+            unknown = {root for root in roots if root not in known or root in self.outside}
+            if unknown:
+                raise RewriteRefused(
+                    f"`{ast.unparse(node)}` under the test `{branch.test}` writes to `{min(unknown)}`, which is no "
+                    "variable of the function",
+                    advice,
+                    self.source.place(node),
+                )
         for text in mutated(stmts) & reads_before_write(stmts):
             bad = {k.type for k in before.get(text, set()) if k.kind == "other" or k.type in ("list", "dict")}
             if bad:
@@ -277,6 +325,9 @@ class Emitter:
                     "build the new value in both branches, and store it after the `if`",
                     branch.place,
                 )
+
+    def _is_method(self) -> bool:
+        return self.first in ("self", "cls")
 
     def _outs(
         self, body: Sequence[ast.stmt], orelse: Sequence[ast.stmt], after: set[str], branch: Branch
@@ -477,7 +528,7 @@ class Emitter:
         self.promoted = outer | {text for text in carried if forms[text].kind == "number"}
         try:
             test = self._forced(self._loop_test(stmt.test, set(carried)), branch)
-            block = [IndexByTensor(self.promoted).visit(copy.deepcopy(s)) for s in self._block(body, inside)]
+            block = [IndexByTensor(self.promoted).visit(copy.deepcopy(s)) for s in self._emitted(body, inside, branch)]
         finally:
             self.promoted = outer
         self.targets.append("torch.while_loop")
@@ -523,6 +574,23 @@ class _Super(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
             return expression(f"super(__class__, {self.first})")
         return self.generic_visit(node)
+
+
+def _captured(node: FunctionNode) -> set[str]:
+    """Names that functions inside `node` read."""
+    inner = [n for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.Lambda)) and n is not node]
+    return set().union(*map(loads, inner)) if inner else set()
+
+
+def _root(target: ast.expr) -> str | None:
+    """The variable that a target is, or is part of; the text of an attribute."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return next((root for one in target.elts if (root := _root(one)) is not None), None)
+    if isinstance(target, ast.Starred):
+        return _root(target.value)
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else ast.unparse(target)
 
 
 def _changed_in_place(text: str, stmts: Sequence[ast.stmt], before: dict[str, set[Kind]]) -> bool:

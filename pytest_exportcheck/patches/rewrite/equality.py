@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 _PLAIN = {"_parameters", "_modules", "_buffers"}
+_CONSTANTS = (torch.dtype, torch.device, torch.Size, slice, range, frozenset, set)
+_DEPTH = 12
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,15 @@ def _state(parts: Mapping[str, torch.nn.Module]) -> dict[str, Any]:
     return found
 
 
-def replay(function: FunctionType, call: Call) -> Outcome:
-    """Call a function with copies of recorded arguments; modules are as they were afterwards."""
+def replay(function: FunctionType, call: Call, *, both: bool = False) -> Outcome:
+    """Call a function with copies of recorded arguments; modules are as they were afterwards.
+
+    `both`: as `plain_control_flow` takes it.
+    """
     values = copy_arguments(dict(call.values))
     args, kwargs = _arguments(function, values)
     parts = module_parts(list(values.values()))
-    with restored(parts), torch.random.fork_rng(devices=[]), torch.no_grad(), plain_control_flow():
+    with restored(parts), torch.random.fork_rng(devices=[]), torch.no_grad(), plain_control_flow(both=both):
         torch.manual_seed(0)
         try:
             return Outcome(copy_arguments(function(*args, **kwargs)), values, _state(parts))
@@ -122,7 +127,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool((a.isnan() & b.isnan() | (a == b)).all()) if a.is_floating_point() else False
 
 
-def difference(a: Any, b: Any, path: str = "result") -> str | None:
+def difference(a: Any, b: Any, path: str = "result", depth: int = 0) -> str | None:
     """How `b` differs from `a`, value by value (NaN equals NaN); `None` where it does not.
 
     A tensor of shape [] equals the Python number it holds.
@@ -134,26 +139,26 @@ def difference(a: Any, b: Any, path: str = "result") -> str | None:
             return f"{path}: {a.dtype}{list(a.shape)} became {b.dtype}{list(b.shape)}"
         return f"{path}: values differ by up to {(a.double() - b.double()).abs().max().item():.3g}"
     if isinstance(b, torch.Tensor) and isinstance(a, (bool, int, float)) and b.shape == ():
-        return difference(a, b.item(), path)
+        return difference(a, b.item(), path, depth)
+    if a is b or (isinstance(a, torch.nn.Module) and type(a) is type(b)):
+        return None  # modules: `Outcome.state`
     if type(a) is not type(b):
         return f"{path}: {type(a).__name__} became {type(b).__name__}"
-    if isinstance(a, torch.nn.Module):
-        return None
-    if isinstance(a, (bool, int, float, str, type(None))):
+    if isinstance(a, (bool, int, float, complex, str, bytes, type(None), *_CONSTANTS)):
         return None if a == b or (a != a and b != b) else f"{path}: {a!r} became {b!r}"
     if isinstance(a, Mapping):
         if list(a) != list(b):
             return f"{path}: keys {list(a)} became {list(b)}"
-        return _first(difference(a[key], b[key], f"{path}.{key}") for key in a)
+        return _first(difference(a[key], b[key], f"{path}.{key}", depth + 1) for key in a)
     if isinstance(a, (tuple, list)):
         if len(a) != len(b):
             return f"{path}: {len(a)} items became {len(b)}"
-        return _first(difference(x, y, f"{path}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True)))
-    if hasattr(a, "__dict__") and not callable(a):
-        kinds = (torch.Tensor, bool, int, float, str, tuple, list)
-        left, right = ({k: v for k, v in vars(one).items() if isinstance(v, kinds)} for one in (a, b))
-        return difference(left, right, path)
-    return None
+        pairs = enumerate(zip(a, b, strict=True))
+        return _first(difference(x, y, f"{path}[{i}]", depth + 1) for i, (x, y) in pairs)
+    plain = hasattr(a, "__dict__") and not callable(a) and type(a).__module__ != "builtins"
+    if plain and not getattr(type(a), "__slots__", ()) and depth < _DEPTH:
+        return difference(vars(a), vars(b), path, depth + 1)
+    return f"{path}: a {type(a).__name__}, of which nobody can tell whether it is equal"
 
 
 def _first(found: Iterator[str | None]) -> str | None:
@@ -163,7 +168,10 @@ def _first(found: Iterator[str | None]) -> str | None:
 def outcomes_differ(a: Outcome, b: Outcome) -> str | None:
     """How the second of two calls differs: result, changed arguments, attributes, or an error of one only."""
     if a.error is not None and b.error is not None:
-        return None
+        # A check raises RuntimeError where the original raises anything.
+        if isinstance(b.error, (type(a.error), RuntimeError)):
+            return None
+        return f"{type(a.error).__name__} became {type(b.error).__name__}: {b.error}"
     if a.error is not None or b.error is not None:
         error = a.error or b.error
         who = "original" if a.error is not None else "rewritten function"
@@ -173,21 +181,45 @@ def outcomes_differ(a: Outcome, b: Outcome) -> str | None:
 
 
 @contextlib.contextmanager
-def plain_control_flow() -> Iterator[None]:
-    """`torch.cond` and `torch.while_loop` run as Python: eager would compile each, for every shape anew."""
+def plain_control_flow(*, both: bool = False) -> Iterator[None]:
+    """Outside of captures `torch.cond` and `torch.while_loop` run as Python.
+
+    Eager would compile each of them, for every shape anew.
+
+    Parameters
+    ----------
+    both:
+        The branch that is not taken runs too, on copies, before the other one: that is what a capture does, so an
+        effect of a branch on anything but tensors shows.
+    """
+    real_cond, real_while_loop = torch.cond, torch.while_loop
 
     def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
-        return true_fn(*operands) if bool(pred) else false_fn(*operands)
+        if torch.compiler.is_compiling():
+            return real_cond(pred, true_fn, false_fn, operands)
+        taken, other = (true_fn, false_fn) if bool(pred) else (false_fn, true_fn)
+        if both:
+            _aside(other, operands)
+        return taken(*operands)
 
-    def while_loop(cond_fn: Any, body_fn: Any, carried: Sequence[Any]) -> Any:
-        carried = tuple(carried)
+    def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Sequence[Any]) -> Any:
+        if torch.compiler.is_compiling():
+            return real_while_loop(cond_fn, body_fn, carried_inputs)
+        carried = tuple(carried_inputs)
+        if both:
+            _aside(body_fn, carried)
         while bool(cond_fn(*carried)):
             carried = tuple(body_fn(*carried))
         return carried
 
-    saved = torch.cond, torch.while_loop
     torch.cond, torch.while_loop = cond, while_loop  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.cond, torch.while_loop = saved
+        torch.cond, torch.while_loop = real_cond, real_while_loop
+
+
+def _aside(function: Any, operands: Sequence[Any]) -> None:
+    """Call a branch that is not taken; its values may be none that it can take."""
+    with torch.random.fork_rng(devices=[]), contextlib.suppress(Exception):
+        function(*copy_arguments(tuple(operands)))

@@ -8,6 +8,7 @@ import linecache
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import CodeType, FunctionType, TracebackType
 
 import torch
@@ -17,6 +18,7 @@ from .values import Place, RewriteRefused, Site
 __all__ = ["functions_of", "is_data_dependent", "locate"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = str(Path(__file__).parents[2]) + os.sep
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,13 @@ def _frames(error: BaseException) -> Iterator[_Frame]:
     for one in _chain(error):
         # Dynamo reads bytecode: the user's frames are in `real_stack`, not in the traceback.
         for summary in reversed(list(getattr(one, "real_stack", None) or [])):
-            if not summary.filename.startswith(_TORCH):
+            if not summary.filename.startswith((_TORCH, _OWN)):
                 yield _Frame(Place(summary.filename, summary.lineno or 0), summary.name, None)
         frames = []
         step: TracebackType | None = one.__traceback__
         while step is not None:
             code = step.tb_frame.f_code
-            if not code.co_filename.startswith((_TORCH, "<string>")):
+            if not code.co_filename.startswith((_TORCH, _OWN, "<string>")):
                 place = Place(code.co_filename, step.tb_lineno, _column(code, step.tb_lasti))
                 frames.append(_Frame(place, code.co_name, code))
             step = step.tb_next
@@ -112,14 +114,14 @@ def functions_of(code: CodeType) -> list[tuple[FunctionType, CodeType]]:
 
     A function that another one makes anew on every call cannot be replaced; the one that makes it can.
     """
-    direct = [one for one in gc.get_referrers(code) if isinstance(one, FunctionType) and one.__code__ is code]
+    direct = [one for one in gc.get_referrers(code) if type(one) is FunctionType and one.__code__ is code]
     lasting = [one for one in direct if _lasts(one)]
     if lasting:
         return [(one, code) for one in lasting]
     outer = [
         one
         for one in gc.get_objects()
-        if isinstance(one, FunctionType)
+        if type(one) is FunctionType
         and one.__code__.co_filename == code.co_filename
         and one.__code__ is not code
         and any(nested == code for nested in _all_codes(one.__code__))
@@ -160,7 +162,7 @@ def _functions_at(place: Place, name: str) -> list[tuple[FunctionType, CodeType]
     """Functions whose code, or code nested in it, has the line: dynamo gives a file, a line and a name."""
     found: list[tuple[FunctionType, CodeType]] = []
     for one in gc.get_objects():
-        if isinstance(one, FunctionType) and one.__code__.co_filename == place.file:
+        if type(one) is FunctionType and one.__code__.co_filename == place.file:
             for code in _all_codes(one.__code__):
                 if code.co_name == name and any(line == place.line for *_, line in code.co_lines()):
                     found.append((one, code))

@@ -22,6 +22,8 @@ __all__ = ["PROBE", "Call", "Kind", "Probe", "copy_arguments", "describe", "stor
 #: The global under which instrumented code finds its probe.
 PROBE = "__exportcheck_probe__"
 
+_ROUNDS = 5_000  # a forced outcome may keep a loop running for ever
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -152,11 +154,12 @@ class Probe:
     limit: int = 8
     used: set[int] = field(default_factory=set)
     arguments: set[int] = field(default_factory=set)
+    rounds: int = 0
 
     def enter(self, values: Mapping[str, Any]) -> None:
         """The function was called."""
         own = {name: value for name, value in values.items() if name != "__class__"}
-        self.arguments = storages(list(own.values()))
+        self.arguments, self.rounds = storages(list(own.values())), 0
         if len(self.calls) < self.limit:
             self.calls.append(Call(copy_arguments(dict(own))))
 
@@ -166,17 +169,25 @@ class Probe:
         self.atoms.setdefault(number, set()).add(kind)
         if kind.kind == "tensor":
             self.outcomes.setdefault(number, {})
-            if number in self.forced:
+            if self._is_forced(number):
                 return self.forced[number]
         return value
+
+    def _is_forced(self, number: int) -> bool:
+        if number not in self.forced or (number in self.once and number in self.used):
+            return False
+        self.used.add(number)
+        return True
 
     def decide(self, number: int, value: Any, values: Mapping[str, Any] | None = None) -> Any:
         """A test was evaluated."""
         if values is not None:
             _note(self.before.setdefault(number, {}), values)
             self.shared.setdefault(number, set()).update(self._shared(values))
-        if number in self.forced and not (number in self.once and number in self.used):
-            self.used.add(number)
+        self.rounds += 1
+        if self.rounds > _ROUNDS:
+            raise RuntimeError(f"{_ROUNDS} tests were evaluated, and the function did not end")
+        if self._is_forced(number):
             wanted = self.forced[number]
             value = (
                 torch.full_like(value, wanted, dtype=torch.bool)

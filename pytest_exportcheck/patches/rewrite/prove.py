@@ -138,7 +138,7 @@ class _Prover:
 
     def compare(self, reference: Outcome, function: FunctionType, call: Call, text: str) -> None:
         """Refuse where the results differ."""
-        got = replay(function, call)
+        got = replay(function, call, both=True)
         found = outcomes_differ(reference, got)
         if found is not None:
             raise RewriteRefused(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .probe import PROBE
+from .purity import is_total
 from .source import FunctionNode
 from .values import Place
 
@@ -57,9 +58,9 @@ def branch_of(node: ast.AST) -> Branch | None:
 # Making nodes
 
 
-def expression(text: str, **parts: ast.expr) -> ast.expr:
+def expression(template: str, /, **parts: ast.expr) -> ast.expr:
     """An expression from a template in which names stand for `parts`."""
-    made: ast.expr = _Fill(parts).visit(ast.parse(text, mode="eval").body)
+    made: ast.expr = _Fill(parts).visit(ast.parse(template, mode="eval").body)
     return made
 
 
@@ -97,7 +98,7 @@ def opened(node: ast.expr) -> ast.expr:
         return ready
     found = node
     if isinstance(node, ast.Compare) and len(node.ops) > 1:
-        if all(isinstance(item, (ast.Name, ast.Constant, ast.Attribute)) for item in node.comparators[:-1]):
+        if all(map(is_total, node.comparators[:-1])):  # computed twice
             sides = [node.left, *node.comparators]
             parts: list[ast.expr] = [
                 ast.copy_location(ast.Compare(left=a, ops=[op], comparators=[b]), node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -19,6 +20,8 @@ from .text import rewritten_text, unified_diff
 from .values import RewriteRefused, RewrittenMethod, Site
 
 __all__ = ["Run", "record_calls", "rewrite_function", "transform_method"]
+
+_NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 #: Runs the model on every observed call, in eager.
 Run = Callable[[], object]
@@ -54,13 +57,17 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
     source = read_source(function)
     number_tests(source.node)
     place = source.place(source.node)
+    if function.__code__.co_flags & _NOT_PLAIN:
+        raise RewriteRefused(
+            f"{target_name(function)} is a generator or a coroutine", "return a list instead", place
+        )
     calls = record_calls(function, run)
     if not calls:
         raise RewriteRefused(
             f"no observed call runs {target_name(function)}", "observe a call that runs it", place
         )
 
-    seen = Probe(limit=0)
+    seen = Probe(limit=0, once=_loops(source.node))
     parts = {
         test.number: [getattr(atom, "number", -1) for atom in atoms(test)]
         for node in ast.walk(source.node)
@@ -101,6 +108,15 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
         forced=forced,
         new_probe=lambda: Probe(limit=0, once=_loops(structured)),
     )
+    missed = [branch for branch in proof.branches if not branch.proven]
+    if missed:
+        raise RewriteRefused(
+            f"the rewriting of `{missed[0].test}` is not proven where it is {missed[0].outcome} "
+            f"({missed[0].how.removeprefix('not reached: ')})",
+            "observe a call that takes this branch",
+            missed[0].place,
+            details=[str(branch) for branch in proof.branches],
+        )
     target = target_name(function)
     return RewrittenMethod(
         target=target,
@@ -120,12 +136,15 @@ def _parsed(text: str) -> FunctionNode:
     return node
 
 
-def _loops(node: ast.AST) -> set[int]:
-    return {
-        branch.number
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.While) and (branch := branch_of(inner)) is not None
-    }
+def _loops(tree: ast.AST) -> set[int]:
+    """Numbers of the tests of loops: a forced outcome holds for the first round."""
+    found: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.While):
+            branch = branch_of(node)
+            found.add(branch.number if branch is not None else getattr(node.test, "number", -1))
+            found.update(getattr(atom, "number", -1) for atom in atoms(node.test))
+    return found
 
 
 def _twin(function: FunctionType) -> FunctionType:
