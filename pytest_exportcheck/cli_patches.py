@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["run_patches"]
 
 #: Modes that are listed and linted when none is named: ``all`` repeats them.
-_MODES = ("torch", "transformers", "rewrite", "hf")
+_MODES = ("torch", "transformers", "hf")
 
 
 def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, given: Path | None) -> int:
@@ -23,8 +23,8 @@ def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, give
     from .patches.lock import LOCK, lint, lock_of, read_lock, write_lock
 
     try:
-        modes = [(name, _patches_of(name)) for name in names or _available()]
-        foreign = [name for name, _ in modes if name not in _MODES]
+        modes = [(name, _patches_of(name)) for name in names or _MODES]
+        foreign = [name for name, _ in modes if name not in (*_MODES, "rewrite")]
         path = given or (Path("patches.lock.json") if foreign else LOCK)
         if write:
             lock = read_lock(path)
@@ -47,15 +47,11 @@ def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, give
         print(error, file=sys.stderr)
         return 2
     for name, patches in modes:
+        if name == "rewrite":
+            print("rewrite  made for each graph, from its observed calls; a case's record names them")
         for patch in patches:
             _show(name, patch, diff)
     return 0
-
-
-def _available() -> list[str]:
-    from .patches.rewriting import has_rewriting
-
-    return [name for name in _MODES if name != "rewrite" or has_rewriting()]
 
 
 def _patches_of(name: str) -> list[Patch]:

@@ -17,7 +17,16 @@ from typing import Any
 from .folds import changed, same
 from .forms import Form, has_number, is_operand, merged, output, selectable
 from .loops import IndexByTensor
-from .names import assigned, in_place, live_before, loads, mutated, own_nodes, plain_targets, reads_before_write
+from .names import (
+    assigned,
+    in_place,
+    live_before,
+    loads,
+    mutated,
+    own_nodes,
+    plain_targets,
+    reads_before_write,
+)
 from .out_of_place import out_of_place
 from .probe import PROBE, Kind, Probe
 from .purity import is_cheap
@@ -298,8 +307,11 @@ class Emitter:
                         advice,
                         self.source.place(node),
                     )
-            written = [node.target] if isinstance(node, (ast.AugAssign, ast.AnnAssign)) else []
-            written = list(node.targets) if isinstance(node, ast.Assign) else written
+            written: list[ast.expr] = []
+            if isinstance(node, ast.Assign):
+                written = node.targets
+            elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+                written = [node.target]
             roots = {root for one in written if (root := _root(one))}
             if isinstance(node, ast.Call):
                 if isinstance(node.func, ast.Attribute) and in_place(node.func.attr):
@@ -528,7 +540,10 @@ class Emitter:
         self.promoted = outer | {text for text in carried if forms[text].kind == "number"}
         try:
             test = self._forced(self._loop_test(stmt.test, set(carried)), branch)
-            block = [IndexByTensor(self.promoted).visit(copy.deepcopy(s)) for s in self._emitted(body, inside, branch)]
+            block = [
+                IndexByTensor(self.promoted).visit(copy.deepcopy(s))
+                for s in self._emitted(body, inside, branch)
+            ]
         finally:
             self.promoted = outer
         self.targets.append("torch.while_loop")

@@ -196,7 +196,7 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
 
     def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
         if torch.compiler.is_compiling():
-            return real_cond(pred, true_fn, false_fn, operands)
+            return real_cond(pred, true_fn, false_fn, tuple(operands))
         taken, other = (true_fn, false_fn) if bool(pred) else (false_fn, true_fn)
         if both:
             _aside(other, operands)
@@ -204,7 +204,7 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
 
     def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Sequence[Any]) -> Any:
         if torch.compiler.is_compiling():
-            return real_while_loop(cond_fn, body_fn, carried_inputs)
+            return real_while_loop(cond_fn, body_fn, carried_inputs)  # type: ignore[no-untyped-call]
         carried = tuple(carried_inputs)
         if both:
             _aside(body_fn, carried)
@@ -212,7 +212,7 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
             carried = tuple(body_fn(*carried))
         return carried
 
-    torch.cond, torch.while_loop = cond, while_loop  # type: ignore[assignment]
+    torch.cond, torch.while_loop = cond, while_loop
     try:
         yield
     finally:

@@ -189,9 +189,7 @@ def _asks_for_a_value(place: Place) -> bool:
             tests = [node.test]
         elif isinstance(node, ast.comprehension):
             tests = list(node.ifs)
-        elif isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
-            tests = [node]
-        elif isinstance(node, ast.Compare) and len(node.ops) > 1:
+        elif isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
             tests = [node]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             tests = [node] if node.func.id in ("bool", "any", "all", "max", "min") else []

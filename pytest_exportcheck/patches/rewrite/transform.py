@@ -71,7 +71,7 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
     parts = {
         test.number: [getattr(atom, "number", -1) for atom in atoms(test)]
         for node in ast.walk(source.node)
-        if hasattr(test := getattr(node, "test", None), "number")
+        if (test := getattr(node, "test", None)) is not None and hasattr(test, "number")
     }
 
     def on_tensors(number: int) -> bool:

@@ -15,8 +15,8 @@ __all__ = [
     "Place",
     "Proof",
     "RewriteRefused",
-    "RewrittenMethod",
     "Rewriting",
+    "RewrittenMethod",
     "Site",
 ]
 
