@@ -240,7 +240,9 @@ class SpecRun:
         prepare = getattr(mode, "prepared", None)
         if prepare is None:
             return mode
-        key = (case.device, case.dtype, observation.patch_mode, case.graph, mode.name, target)
+        # The runtime decides which other patches are in place; without any, torch and onnx are the same.
+        runtime = "torch" if target == "onnx" and not getattr(mode, "sources", True) else target
+        key = (case.device, case.dtype, observation.patch_mode, case.graph, mode.name, runtime)
         if key not in self._prepared:
             state = model_state(observation.model, attributes=False)
             try:

@@ -69,7 +69,7 @@ class Not(Base):
         return x * 3
 
 
-@form("torch.where")
+@form("torch.where", "torch.where", "torch.where", "torch.cond")
 class AndOr(Base):
     def forward(self, x):
         if (x.sum() > 0 and x.max() < 100) or (x < -2).any():
@@ -200,7 +200,7 @@ class Swap(Base):
         return a, b
 
 
-@form("torch.cond", "torch.where")
+@form("torch.where", "torch.cond")
 class Nested(Base):
     def forward(self, x):
         y = x * 1
@@ -296,7 +296,7 @@ class While(Base):
         return x, n
 
 
-@form("torch.while_loop")
+@form("torch.where", "torch.while_loop")
 class WhileBreak(Base):
     def forward(self, x):
         n = 0
@@ -308,7 +308,7 @@ class WhileBreak(Base):
         return x
 
 
-@form("torch.where", "torch.where", "torch.where", "torch.where", "torch.where", "torch.where")
+@form("torch.where", "torch.where")
 class ForBreak(Base):
     def forward(self, x):
         for _ in range(3):
@@ -329,7 +329,7 @@ class ForContinue(Base):
         return y
 
 
-@form("torch.while_loop")
+@form("torch.cond", "torch.while_loop")
 class RowsBreak(Base):
     def forward(self, x):
         h = torch.zeros(4)
@@ -340,7 +340,7 @@ class RowsBreak(Base):
         return h
 
 
-@form("torch.where")
+@form("torch.cond")
 class Accumulator(Base):
     def forward(self, x):
         total = torch.zeros(())
@@ -353,7 +353,7 @@ class Accumulator(Base):
 @form("torch.cond")
 class Item(Base):
     def forward(self, x):
-        n = int((x > 0).sum())
+        n = (x > 0).sum().item()
         if n > 3:
             x = self.linear(x)
         return x + 1
@@ -391,7 +391,7 @@ class Raise(Base):
         return x * 2
 
 
-@form("torch.cond", "torch._assert_async")
+@form("torch._assert_async", "torch.cond")
 class RaiseInBranch(Base):
     def forward(self, x):
         y = x * 1

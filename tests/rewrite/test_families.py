@@ -35,8 +35,6 @@ def test_encoder_layers_rewritten(families: list[str], tmp_path: Path) -> None:
         f"from tests.rewrite.float16_layers import Layers, calls\n\n\ndef build_model():\n    return Layers(*{families})\n",
         "matrix: {exporters: [torch-export], patch_modes: [none], dtypes: [float16]}\n",
     )
-    stage, failure, _ = verdict(run, "torch-export", "none", "float16")
-    assert stage == "export", failure
     outputs = [dict(call.output_leaves()) for call in run.observe("cpu", "float16").calls]
     for family in set(families) & set(BART_LIKE):  # both branches are in the observed calls
         assert outputs[0][family].max() < 1

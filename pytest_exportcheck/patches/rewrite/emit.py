@@ -267,6 +267,7 @@ class Emitter:
         forms = {out: forms[out] for out in outs}
         checks = any(isinstance(one, ast.Expr) for block in blocks for one in block)
         if not outs and not checks:
+            self.targets.append("nothing")  # nobody reads what the branches compute
             return tail
         self._note_numbers(forms, branch)
         test = self._forced(self.predicate(stmt.test, branch.nature), branch)

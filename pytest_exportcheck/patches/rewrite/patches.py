@@ -22,7 +22,7 @@ Dump = str | Path | Callable[[RewrittenMethod], None]
 
 #: What traces branches away by itself and knows neither `torch.cond` nor `torch._assert_async`.
 _TRACED = "torchscript"
-_OPERATORS = {"torch.where", "tensor operators"}
+_OPERATORS = {"torch.where", "tensor operators", "nothing"}
 
 
 def patches_for(

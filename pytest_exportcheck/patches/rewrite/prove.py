@@ -12,7 +12,7 @@ from .equality import Outcome, outcomes_differ, replay
 from .probe import Call, Probe
 from .source import target_name
 from .tests_in import Branch
-from .values import BranchProof, Proof, RewriteRefused
+from .values import BranchProof, Place, Proof, RewriteRefused
 
 __all__ = ["explored", "prove"]
 
@@ -105,6 +105,10 @@ def _made_calls(call: Call) -> Iterator[tuple[str, Call]]:
             yield f"{text} in all arguments", Call(_pytree.tree_unflatten(made, spec))
 
 
+def _place(function: FunctionType) -> Place:
+    return Place(function.__code__.co_filename, function.__code__.co_firstlineno)
+
+
 class _Prover:
     """Collects what is proven; one `prove` each."""
 
@@ -144,7 +148,7 @@ class _Prover:
             raise RewriteRefused(
                 f"the rewritten {target_name(self.original)} differs from the original ({text}): {found}",
                 "rewrite this function by hand",
-                self.branches[0].place if self.branches else None,
+                self.branches[0].place if self.branches else _place(self.original),
             )
         self.runs += 1
 

@@ -135,7 +135,8 @@ class RewrittenMethod:
         Unified diff of the sources.
     targets:
         What the branches became, in order: ``torch.where``, ``torch.cond``, ``torch.while_loop``,
-        ``torch._assert_async``, ``torch._check``.
+        ``torch._assert_async``, ``torch._check``, ``tensor operators``, ``nothing`` (only a log message was
+        in it).
     notes:
         What differs from the original on purpose (a dropped log message, a number that is now a tensor).
     """
