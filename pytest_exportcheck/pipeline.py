@@ -255,9 +255,7 @@ class SpecRun:
                 self._prepared[key] = error
             except (Exception, SystemExit) as error:
                 self._prepared[key] = _refusal(error, "patch", f"patch mode {mode.name} cannot be made")
-            changed = list(
-                differences(state, model_state(observation.model, attributes=False)).values()
-            )
+            changed = list(differences(state, model_state(observation.model, attributes=False)).values())
             if changed:
                 raise PatchError(f"rewriting for patch mode {mode.name} changed the model: {changed[0]}")
         made: PatchMode = _value(self._prepared[key])

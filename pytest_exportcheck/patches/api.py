@@ -122,8 +122,8 @@ def torch_export_rewrite(
     verbose:
         1: print what is rewritten; 2: the diffs too.
     calls:
-        Observed ``(args, kwargs)`` of the model (of the function): the values at a branch are taken from them, and
-        the rewriting is compared with the original on them. A model is exported with the first.
+        Observed ``(args, kwargs)`` of the model (of the function): the values at a branch are taken from
+        them, and the rewriting is compared with the original on them. A model is exported with the first.
     dynamic_shapes:
         As `torch.export.export` takes them, for a model.
 

@@ -37,9 +37,7 @@ def rewriting_of(model: torch.nn.Module) -> tuple[Rewriting, list[torch.export.E
     programs = []
 
     def export() -> None:
-        programs.append(
-            torch.export.export(model, (POSITIVE.clone(),), dynamic_shapes=ROWS, strict=False)
-        )
+        programs.append(torch.export.export(model, (POSITIVE.clone(),), dynamic_shapes=ROWS, strict=False))
 
     calls = [((NEGATIVE.clone(),), {})]
     return rewrite_for_export(model, (POSITIVE.clone(),), calls=calls, export=export), programs
@@ -48,7 +46,9 @@ def rewriting_of(model: torch.nn.Module) -> tuple[Rewriting, list[torch.export.E
 def differences(
     eager: torch.nn.Module, program: torch.export.ExportedProgram, inputs: Sequence[torch.Tensor]
 ) -> list[str]:
-    """Where a program differs from a model that nothing was run on: results, changed inputs, buffers, errors."""
+    """Where a program differs from a model that nothing was run on: results, changed inputs, buffers,
+    errors.
+    """
     module = program.module()
     found = []
     for position, x in enumerate(inputs):

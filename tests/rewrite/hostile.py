@@ -13,6 +13,7 @@ from .forms import Base
 LOG: list[object] = []
 STATE = {"n": 0}
 TOTAL = torch.zeros(())
+TWO = torch.tensor(2.0)
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class PrivateName(Base):
 
 @right
 class DefaultArguments(Base):
-    def forward(self, x, scale=torch.tensor(2.0), *, offset=3):
+    def forward(self, x, scale=TWO, *, offset=3):
         if x.sum() > 0:
             x = x * scale + offset
         return x
@@ -545,7 +546,7 @@ class ExceptionAsControl(Base):
         try:
             y = x * 2
             if x.sum() > 0:
-                y = y + [1, 2, 3]
-        except TypeError:
+                y = y.other
+        except AttributeError:
             y = x * 9
         return y

@@ -1,4 +1,6 @@
-"""Encoder layers in float16, whose test of infinite values stops the export: cured by the mode ``rewrite``."""
+"""Encoder layers in float16, whose test of infinite values stops the export: cured by the mode
+``rewrite``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def test_an_encoder_layer_does_not_export(family: str) -> None:
 def test_encoder_layers_rewritten(families: list[str], tmp_path: Path) -> None:
     run = make_run(
         tmp_path,
-        f"from tests.rewrite.float16_layers import Layers, calls\n\n\ndef build_model():\n    return Layers(*{families})\n",
+        f"from tests.rewrite.float16_layers import Layers, calls\n\n\ndef build_model():\n    return "
+        f"Layers(*{families})\n",
         "matrix: {exporters: [torch-export], patch_modes: [none], dtypes: [float16]}\n",
     )
     outputs = [dict(call.output_leaves()) for call in run.observe("cpu", "float16").calls]

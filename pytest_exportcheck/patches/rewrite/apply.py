@@ -70,8 +70,8 @@ def rewrite_until_exported(
     model:
         A module, whose attributes and buffers are put back after each run, or a function.
     run:
-        Runs every observed call in eager, and returns the results. The values at a branch are what they are in
-        these calls, which are the first proof too.
+        Runs every observed call in eager, and returns the results. The values at a branch are what they
+        are in these calls, which are the first proof too.
     export:
         Exports the model; called while the rewritten functions are in place.
     limit:
@@ -162,7 +162,8 @@ def rewrite_for_export(
     Parameters
     ----------
     error:
-        The exception of an export that failed already: its branch is rewritten first, without exporting again.
+        The exception of an export that failed already: its branch is rewritten first, without exporting
+        again.
     calls:
         More observed ``(args, kwargs)``: the more branches they take, the fewer have to be forced.
     export:

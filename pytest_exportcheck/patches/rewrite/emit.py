@@ -1,9 +1,9 @@
 """Write the branches of a structured function with `torch.where`, `torch.cond` and `torch.while_loop`.
 
-Which of them: `torch.where` where both branches are cheap, have no effect and no error; it converts to one ONNX
-node and needs no capture of branches. `torch.cond` (ONNX ``If``) otherwise. An error that only a tensor decides
-becomes `torch._assert_async`: of the checks of torch 2.13 it is the one that ``torch.onnx.export`` converts, in
-branches too (`torch._check_tensor_all` and, in a branch, ``torch._check(t.item())`` do not).
+Which of them: `torch.where` where both branches are cheap, have no effect and no error; it converts to one
+ONNX node and needs no capture of branches. `torch.cond` (ONNX ``If``) otherwise. An error that only a tensor
+decides becomes `torch._assert_async`: of the checks of torch 2.13 it is the one that ``torch.onnx.export``
+converts, in branches too (`torch._check_tensor_all` and, in a branch, ``torch._check(t.item())`` do not).
 """
 
 from __future__ import annotations
@@ -303,7 +303,8 @@ class Emitter:
                 check = func is not None and ast.unparse(func).startswith(("torch._check", "torch._assert"))
                 if not mutated(node) and not check:
                     raise RewriteRefused(
-                        f"`{ast.unparse(node)}` under the test `{branch.test}` has an effect that a branch of a "
+                        f"`{ast.unparse(node)}` under the test `{branch.test}` has an effect that a "
+                        f"branch of a "
                         "graph cannot have",
                         advice,
                         self.source.place(node),
@@ -325,7 +326,8 @@ class Emitter:
             unknown = {root for root in roots if root not in known or root in self.outside}
             if unknown:
                 raise RewriteRefused(
-                    f"`{ast.unparse(node)}` under the test `{branch.test}` writes to `{min(unknown)}`, which is no "
+                    f"`{ast.unparse(node)}` under the test `{branch.test}` writes to `{min(unknown)}`, "
+                    f"which is no "
                     "variable of the function",
                     advice,
                     self.source.place(node),
@@ -364,7 +366,8 @@ class Emitter:
             seen = self.probe.after.get((branch.number, outcome))
             if seen is None:
                 raise RewriteRefused(
-                    f"no call could be run with `{branch.test}` {outcome}, so what `{text}` is there is unknown",
+                    f"no call could be run with `{branch.test}` {outcome}, so what `{text}` is there is "
+                    f"unknown",
                     "observe a call that takes this branch",
                     branch.place,
                 )
@@ -571,7 +574,8 @@ class Emitter:
             if nature == "static":
                 if not loads(atom) & carried:
                     raise RewriteRefused(
-                        f"`{ast.unparse(atom)}` in the test of a loop is a Python value that no round changes",
+                        f"`{ast.unparse(atom)}` in the test of a loop is a Python value that no round "
+                        f"changes",
                         "test it with an `if` around the loop",
                         self.source.place(atom),
                     )

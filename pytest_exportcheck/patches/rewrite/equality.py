@@ -189,8 +189,8 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
     Parameters
     ----------
     both:
-        The branch that is not taken runs too, on copies, before the other one: that is what a capture does, so an
-        effect of a branch on anything but tensors shows.
+        The branch that is not taken runs too, on copies, before the other one: that is what a capture
+        does, so an effect of a branch on anything but tensors shows.
     """
     real_cond, real_while_loop = torch.cond, torch.while_loop
 

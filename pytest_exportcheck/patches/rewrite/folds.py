@@ -39,7 +39,8 @@ def fold_returns(stmts: Sequence[ast.stmt], result: str, source: FunctionSource)
         if contains(stmt, ast.Return):
             if not isinstance(stmt, ast.If):
                 raise RewriteRefused(
-                    f"`return` inside `{type(stmt).__name__.lower()}`, after or under a test that depends on a tensor",
+                    f"`return` inside `{type(stmt).__name__.lower()}`, after or under a test that "
+                    f"depends on a tensor",
                     "keep the result in a variable and return it at the end of the function",
                     source.place(stmt),
                 )

@@ -132,7 +132,9 @@ def functions_of(code: CodeType) -> list[tuple[FunctionType, CodeType]]:
 
 
 def _lasts(function: FunctionType) -> bool:
-    """Whether a function outlives the call that made it: an attribute or a variable of a module refers to it."""
+    """Whether a function outlives the call that made it: an attribute or a variable of a module refers to
+    it.
+    """
     if "<locals>" not in function.__qualname__:
         return True
     kinds = (
@@ -163,9 +165,11 @@ def _functions_at(place: Place, name: str) -> list[tuple[FunctionType, CodeType]
     found: list[tuple[FunctionType, CodeType]] = []
     for one in gc.get_objects():
         if type(one) is FunctionType and one.__code__.co_filename == place.file:
-            for code in _all_codes(one.__code__):
-                if code.co_name == name and any(line == place.line for *_, line in code.co_lines()):
-                    found.append((one, code))
+            found += [
+                (one, code)
+                for code in _all_codes(one.__code__)
+                if code.co_name == name and any(line == place.line for *_, line in code.co_lines())
+            ]
     found.sort(key=lambda pair: (not _lasts(pair[0]), len(pair[0].__qualname__)))
     return found
 
@@ -189,7 +193,11 @@ def _asks_for_a_value(place: Place) -> bool:
             tests = [node.test]
         elif isinstance(node, ast.comprehension):
             tests = list(node.ifs)
-        elif isinstance(node, ast.BoolOp) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)) or (isinstance(node, ast.Compare) and len(node.ops) > 1):
+        elif (
+            isinstance(node, ast.BoolOp)
+            or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not))
+            or (isinstance(node, ast.Compare) and len(node.ops) > 1)
+        ):
             tests = [node]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             tests = [node] if node.func.id in ("bool", "any", "all", "max", "min") else []

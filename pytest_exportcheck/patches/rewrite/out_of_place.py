@@ -1,5 +1,5 @@
-"""Writes in place inside a branch as new tensors: torch 2.13 exports a `torch.cond` whose branch writes in place,
-and `torch.onnx.export` then fails to convert it.
+"""Writes in place inside a branch as new tensors: torch 2.13 exports a `torch.cond` whose branch writes in
+place, and `torch.onnx.export` then fails to convert it.
 """
 
 from __future__ import annotations

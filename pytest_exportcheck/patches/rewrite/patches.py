@@ -39,7 +39,8 @@ def patches_for(
         * a `Rewriting`, a `RewrittenMethod`;
         * a list of these; `None` and `False`: nothing.
     dump:
-        A folder, for one ``.diff`` and one ``.py`` file each, or a callable that takes each `RewrittenMethod`.
+        A folder, for one ``.diff`` and one ``.py`` file each, or a callable that takes each
+        `RewrittenMethod`.
     verbose:
         1 prints the rewritten methods, 2 their diffs too.
     calls:

@@ -1,4 +1,6 @@
-"""Prove in eager that a rewritten function computes what the original does, under both outcomes of every test."""
+"""Prove in eager that a rewritten function computes what the original does, under both outcomes of every
+test.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,8 @@ def explored(
                 got = replay(function, call)
             if got.error is not None and not forced:
                 raise RewriteRefused(
-                    f"{target_name(function)} raises {type(got.error).__name__} when a recorded call is repeated: "
+                    f"{target_name(function)} raises {type(got.error).__name__} when a recorded call is "
+                    f"repeated: "
                     f"{got.error}",
                     "it depends on more than its arguments: rewrite this function by hand",
                 )

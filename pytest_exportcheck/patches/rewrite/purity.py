@@ -1,4 +1,6 @@
-"""Which expressions may be computed although the original would not: cheap, without effect, never an error."""
+"""Which expressions may be computed although the original would not: cheap, without effect, never an
+error.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,17 @@ __all__ = ["is_cheap", "is_total"]
 
 #: Element by element, or one pass over the data; no error for any values of the tensor.
 _ELEMENTWISE = {
-    "abs", "add", "all", "any", "as_tensor", "bool", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "clone",
-    "contiguous", "cos", "detach", "div", "double", "eq", "erf", "exp", "finfo", "float", "floor", "full_like", "ge",
+    "abs", "add", "all", "any", "as_tensor", "bool", "ceil", "clamp", "clamp_max", "clamp_min", "clip",
+    "clone",
+    "contiguous", "cos", "detach", "div", "double", "eq", "erf", "exp", "finfo", "float", "floor",
+    "full_like", "ge",
     "gelu", "gt", "half", "iinfo", "int", "isfinite", "isinf", "isnan", "le", "log", "log1p", "log_softmax",
-    "logical_and", "logical_not", "logical_or", "long", "lt", "expand_as", "masked_fill", "maximum", "mean", "minimum", "mul",
-    "nan_to_num", "ne", "neg", "ones_like", "reciprocal", "relu", "round", "rsqrt", "rsub", "sigmoid", "sign", "silu",
-    "sin", "slice_scatter", "softmax", "sqrt", "square", "sub", "sum", "tanh", "to", "type_as", "where", "zeros_like",
+    "logical_and", "logical_not", "logical_or", "long", "lt", "expand_as", "masked_fill", "maximum",
+    "mean", "minimum", "mul",
+    "nan_to_num", "ne", "neg", "ones_like", "reciprocal", "relu", "round", "rsqrt", "rsub", "sigmoid",
+    "sign", "silu",
+    "sin", "slice_scatter", "softmax", "sqrt", "square", "sub", "sum", "tanh", "to", "type_as", "where",
+    "zeros_like",
 }  # fmt: skip
 _BINARY = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.BitAnd, ast.BitOr, ast.BitXor)
 
@@ -71,7 +78,8 @@ def _total_index(node: ast.Subscript) -> bool:
 
 
 def is_cheap(stmts: Iterable[ast.stmt], limit: int = 12) -> bool:
-    """Whether a branch consists of at most `limit` elementwise operations whose results go into plain names."""
+    """Whether a branch consists of at most `limit` elementwise operations whose results go into plain
+    names."""
     operations = 0
     for stmt in stmts:
         if isinstance(stmt, ast.Pass):

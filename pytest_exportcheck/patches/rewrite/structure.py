@@ -1,8 +1,10 @@
-"""Bring a function into the form that can be rewritten branch by branch; it stays plain Python with the same meaning.
+"""Bring a function into the form that can be rewritten branch by branch; it stays plain Python with the
+same meaning.
 
-Afterwards every test that depends on tensors stands alone in an ``if`` or ``while``: the Python parts of a test
-(``x.dtype == torch.float16 and ...``) are an ``if`` of their own around it, conditional expressions and asserts
-are statements, ``return``, ``break`` and ``continue`` under such a test are gone.
+Afterwards every test that depends on tensors stands alone in an ``if`` or ``while``: the Python parts of a
+test
+(``x.dtype == torch.float16 and ...``) are an ``if`` of their own around it, conditional expressions and
+asserts are statements, ``return``, ``break`` and ``continue`` under such a test are gone.
 """
 
 from __future__ import annotations
@@ -91,7 +93,9 @@ class Structurer:
                             self.tainted.setdefault(target.id, nature)
 
     def _parts_of_tests_on_tensors(self) -> set[int]:
-        """Numbers of the parts of tests in which a tensor was seen: no other part of them stopped the export."""
+        """Numbers of the parts of tests in which a tensor was seen: no other part of them stopped the
+        export.
+        """
         found: set[int] = set()
         for node in ast.walk(self.source.node):
             test = getattr(node, "test", None)
@@ -230,7 +234,8 @@ class Structurer:
         for inner in ast.walk(node):
             if isinstance(inner, ast.IfExp) and self.dynamic(inner.test):
                 raise RewriteRefused(
-                    f"the conditional expression `{ast.unparse(inner)}` on a tensor is only sometimes computed",
+                    f"the conditional expression `{ast.unparse(inner)}` on a tensor is only sometimes "
+                    f"computed",
                     "compute it in a statement before, with torch.where",
                     self.source.place(inner),
                 )
@@ -246,7 +251,8 @@ class Structurer:
         if leaves or (while_dynamic and contains(stmt.body, ast.Return)):
             raise RewriteRefused(
                 "`return` out of a loop under a test that depends on a tensor",
-                "keep the result in a variable that has a value before the loop, and leave the loop with `break`",
+                "keep the result in a variable that has a value before the loop, and leave the loop "
+                "with `break`",
                 self.source.place(leaves[0] if leaves else stmt),
             )
         jumping = any(contains(n, (ast.Break, ast.Continue), loops=False) for n in under)
@@ -376,7 +382,9 @@ class Structurer:
         return joined(test.values[:count]), joined(test.values[count:])
 
     def _whole(self, test: ast.expr, natures: set[str]) -> bool:
-        """Whether a test can be one predicate: one nature, and nothing that only a part before it makes valid."""
+        """Whether a test can be one predicate: one nature, and nothing that only a part before it makes
+        valid.
+        """
         if len(natures) != 1:
             return False
         test = opened(test)

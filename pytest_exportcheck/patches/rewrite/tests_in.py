@@ -92,7 +92,9 @@ def assign(target: str, value: ast.expr, at: ast.AST | None = None) -> ast.Assig
 
 
 def opened(node: ast.expr) -> ast.expr:
-    """A comparison chain as the ``and`` of its comparisons, ``bool(x)`` as x; other expressions themselves."""
+    """A comparison chain as the ``and`` of its comparisons, ``bool(x)`` as x; other expressions
+    themselves.
+    """
     ready: ast.expr | None = getattr(node, "opened", None)
     if ready is not None:
         return ready
@@ -105,12 +107,22 @@ def opened(node: ast.expr) -> ast.expr:
                 for a, op, b in zip(sides, node.ops, sides[1:], strict=False)
             ]
             found = ast.copy_location(ast.BoolOp(op=ast.And(), values=parts), node)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "bool":
-        if len(node.args) == 1 and not node.keywords:
-            found = opened(node.args[0])
+    elif _calls(node, "bool"):
+        found = opened(node.args[0])  # type: ignore[attr-defined]
     if found is not node:  # copies keep it
         node.opened = found  # type: ignore[attr-defined]
     return found
+
+
+def _calls(node: ast.AST, *names: str) -> bool:
+    """Whether `node` calls one of `names` with one argument."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in names
+        and len(node.args) == 1
+        and not node.keywords
+    )
 
 
 def atoms(test: ast.expr) -> list[ast.expr]:
@@ -134,9 +146,9 @@ def is_truth(node: ast.AST) -> bool:
 
 def converted(node: ast.AST) -> ast.expr | None:
     """The argument of ``int(x)`` or ``float(x)``, or what a loop runs over."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
-        if node.func.id in ("int", "float"):
-            return node.args[0]
+    if _calls(node, "int", "float"):
+        argument: ast.expr = node.args[0]  # type: ignore[attr-defined]
+        return argument
     return node.iter if isinstance(node, ast.For) else None
 
 

@@ -83,8 +83,8 @@ def _inside(old: ast.stmt, new: ast.stmt) -> list[_Edit] | None:
 
 
 def _first(node: ast.stmt) -> int:
-    decorators = getattr(node, "decorator_list", [])
-    return min([int(node.lineno), *(decorator.lineno for decorator in decorators)])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def unified_diff(source: FunctionSource, text: str, target: str) -> str:

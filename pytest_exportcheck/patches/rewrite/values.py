@@ -102,7 +102,8 @@ class BranchProof:
 class Proof:
     """The comparison in eager of a rewritten function with its original, outcome by outcome.
 
-    `runs` counts the calls of the function whose results, changed arguments and changed attributes were equal.
+    `runs` counts the calls of the function whose results, changed arguments and changed attributes were
+    equal.
     """
 
     branches: tuple[BranchProof, ...]
