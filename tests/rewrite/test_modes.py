@@ -1,0 +1,239 @@
+"""The modes ``rewrite`` and ``all`` in a spec, and rewriting as a context manager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_exportcheck import torch_export_patches, torch_export_rewrite
+from pytest_exportcheck.checks.leaks import difference, snapshot
+from pytest_exportcheck.errors import PatchError
+from pytest_exportcheck.patches.rewrite import RewriteRefused, RewrittenMethod, rewrite_for_export
+from tests.engine.helpers import make_run
+
+from . import forms
+from .forms import NEGATIVE, POSITIVE, Base
+from .helpers import ROWS, verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+_NET = """
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        if x.sum() > 0:
+            return self.linear(x)
+        return x * 2
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x):
+        y = self.layer(x)
+        if not torch.isfinite(y).all():
+            y = torch.clamp(y, min=-10.0, max=10.0)
+        return y
+
+
+def build_model():
+    torch.manual_seed(0)
+    return Net()
+
+
+def calls():
+    return [((torch.ones(n, 4) * s,), {}) for n, s in ((2, 1.0), (5, -1.0))]
+"""
+
+
+def test_a_spec_with_branches_on_tensors(tmp_path: Path) -> None:
+    run = make_run(tmp_path, _NET)
+    before = snapshot(run.model("cpu", "float32"), modules=("_exportcheck_net",))
+    for exporter in ("torch-export", "torch-export-strict", "onnx-dynamo"):
+        stage, failure, record = verdict(run, exporter, "none")
+        assert stage == "export", failure
+        assert "patches" not in record
+    for mode, exporter in [
+        ("rewrite", "torch-export"),
+        ("rewrite", "torch-export-strict"),
+        ("rewrite", "onnx-dynamo"),
+        ("all", "torch-export"),
+        ("all", "onnx-dynamo"),
+    ]:
+        stage, failure, record = verdict(run, exporter, mode)
+        assert stage == "pass", failure
+        patches = record["patches"]
+        assert patches["rewritten"] == {
+            "net.Layer.forward": ["torch.cond"],
+            "net.Net.forward": ["torch.where"],
+        }
+        assert set(patches["rewritten"]) <= set(patches["nodes"])
+    # A trace knows no torch.cond: the branch of the example is baked in, and the numbers say so.
+    stage, _, record = verdict(run, "onnx-torchscript", "rewrite")
+    assert stage == "compare"
+    assert record["patches"]["rewritten"] == {"net.Net.forward": ["torch.where"]}
+    assert difference(before) == []
+
+
+_BART = """
+import transformers as T
+
+
+def build_model():
+    torch.manual_seed(0)
+    config = T.BartConfig(
+        vocab_size=99, d_model=16, encoder_layers=2, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=2,
+    )
+    return T.BartModel(config).eval()
+
+
+def ids(batch, length):
+    return torch.randint(5, 90, (batch, length))
+
+
+def calls():
+    return [
+        ((), dict(input_ids=ids(b, n), decoder_input_ids=ids(b, m), use_cache=False))
+        for b, n, m in ((2, 7, 4), (3, 9, 5))
+    ]
+"""
+
+
+def test_bart_in_float16(tmp_path: Path) -> None:
+    run = make_run(tmp_path, _BART, "matrix: {exporters: [torch-export], dtypes: [float16]}\n", name="bart16")
+    before = snapshot(run.model("cpu", "float16"))
+    stage, failure, _ = verdict(run, "torch-export", "none", "float16")
+    assert stage == "export", failure
+    stage, failure, record = verdict(run, "torch-export", "all", "float16")
+    assert stage == "pass", failure
+    name = "transformers.models.bart.modeling_bart.BartEncoderLayer.forward"
+    assert record["patches"]["rewritten"] == {name: ["torch.where"]}
+    assert difference(before) == []
+
+
+def test_a_branch_that_cannot_be_rewritten_fails_at_patch(tmp_path: Path) -> None:
+    source = _NET.replace("return self.linear(x)", "self.seen.append(1)").replace(
+        "self.linear = nn.Linear(4, 4)", "self.seen = []"
+    )
+    run = make_run(tmp_path, source)
+    for _ in range(2):  # the second time from memory
+        stage, failure, _ = verdict(run, "torch-export", "rewrite")
+        assert stage == "patch"
+        assert failure is not None
+        assert "net.py:14: `self.seen.append(1)` under the test `x.sum() > 0` has an effect" in failure.message
+        assert "move it out of the branch" in failure.message
+
+
+def test_another_error_is_left_to_the_exporter(tmp_path: Path) -> None:
+    run = make_run(tmp_path, _NET.replace("if x.sum() > 0:", "if x.shape[0] == len(open.__name__) - 2:"))
+    run_plain = make_run(tmp_path, _NET.replace("x * 2", "x * float(x.sum())"), name="other")
+    stage, _, record = verdict(run, "torch-export", "rewrite")
+    assert "rewritten" in record["patches"]
+    stage, failure, _ = verdict(run_plain, "torch-export", "rewrite")
+    assert stage == "patch", failure
+
+
+class OldBartEncoderLayer(torch.nn.Module):
+    """The form of the test that transformers had before ``not torch.isfinite(...).all()``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1 = torch.nn.Linear(4, 4)
+
+    def forward(self, hidden_states, attention_mask=None, output_attentions=False):
+        hidden_states = self.fc1(hidden_states)
+        if hidden_states.dtype == torch.float32 and (
+            torch.isinf(hidden_states).any() or torch.isnan(hidden_states).any()
+        ):
+            clamp_value = torch.finfo(hidden_states.dtype).max - 1000
+            hidden_states = torch.clamp(hidden_states, min=-clamp_value, max=clamp_value)
+        outputs = (hidden_states,)
+        if output_attentions:
+            outputs += (attention_mask,)
+        return outputs
+
+
+def test_the_layer_as_the_documents_show_it(tmp_path: Path) -> None:
+    model = OldBartEncoderLayer().eval()
+    rewriting = rewrite_for_export(model, (POSITIVE,), dynamic_shapes=(*ROWS,))
+    (method,) = rewriting.methods
+    assert rewriting.refused is None
+    assert method.targets == ("torch.where",)
+    assert "torch.isinf(hidden_states).any(), torch.isnan(hidden_states).any()" in method.code
+    # Only the lines of the branch change.
+    assert [line for line in method.dump.splitlines() if line.startswith("-    ")] == [
+        "-        if hidden_states.dtype == torch.float32 and (",
+        "-            torch.isinf(hidden_states).any() or torch.isnan(hidden_states).any()",
+        "-        ):",
+    ] or method.dump.count("\n-") <= 6
+    with torch_export_rewrite(rewriting, dump_rewriting=tmp_path):
+        program = torch.export.export(model, (POSITIVE,), dynamic_shapes=ROWS).module()
+        infinite = POSITIVE.clone()
+        infinite[0] = float("inf")
+        for x in (POSITIVE, infinite[:2]):
+            inside = model(x)[0]
+            torch.testing.assert_close(program(x)[0], inside, equal_nan=True)
+    for x in (POSITIVE, infinite[:2]):
+        torch.testing.assert_close(program(x)[0], model(x)[0], equal_nan=True)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"{method.target}.diff", f"{method.target}.py"]
+    assert (tmp_path / names[0]).read_text() == method.dump
+    assert "True: made" in (tmp_path / names[1]).read_text()
+
+
+def test_context_managers_put_the_code_back(capsys: pytest.CaptureFixture[str]) -> None:
+    model = forms.EarlyReturn().eval()
+    code = forms.EarlyReturn.forward.__code__
+    calls = [((POSITIVE,), {}), ((NEGATIVE,), {})]
+    seen: list[RewrittenMethod] = []
+    before = snapshot(model, modules=(forms.__name__,))
+    with pytest.raises(KeyError), torch_export_patches(
+        patch_torch=False, rewrite=model, calls=calls, dynamic_shapes=ROWS, dump_rewriting=seen.append, verbose=2
+    ):
+        assert forms.EarlyReturn.forward.__code__ is not code
+        assert torch.equal(model(NEGATIVE), NEGATIVE * 2 - 1)
+        torch.export.export(model, (POSITIVE,), dynamic_shapes=ROWS)
+        raise KeyError
+    assert forms.EarlyReturn.forward.__code__ is code
+    assert [method.targets for method in seen] == [("torch.cond",)]
+    said = capsys.readouterr().out
+    assert "EarlyReturn.forward (torch.cond)" in said
+    assert "+    result = torch.cond(" in said
+    assert difference(before) == []
+
+
+def test_a_function_with_its_calls() -> None:
+    def choose(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x * 2
+        return -x
+
+    with torch_export_rewrite([choose], calls=[((POSITIVE,), {})]):
+        assert torch.equal(choose(NEGATIVE), POSITIVE)
+        assert torch.equal(choose(POSITIVE), POSITIVE * 2)
+        assert "torch.where" in str(choose.__code__.co_names) or "where" in choose.__code__.co_names
+
+
+class Unreachable(Base):
+    def forward(self, x):
+        y = x * 1
+        if x.sum() > 1e9:
+            y = self.linear(x[:, :2])
+        return y
+
+
+def test_a_branch_that_nobody_can_run_is_refused() -> None:
+    found = rewrite_for_export(Unreachable().eval(), (POSITIVE,), dynamic_shapes=ROWS)
+    assert isinstance(found.refused, RewriteRefused)
+    assert "observe a call that takes this branch" in found.refused.message
+    with pytest.raises(PatchError, match="observe a call"), torch_export_rewrite(found):
+        pass
