@@ -20,6 +20,9 @@ class PatchMode(Protocol):
         As in the spec's matrix and on the command line.
     observed_under_itself:
         Whether the mode changes what an input means, so that calls must be observed with it active.
+
+    A mode may also have ``prepared(observed) -> PatchMode``: called at the stage ``patch`` with the graph and
+    its calls (`observed.Observed`), it returns the mode that the case goes on with.
     """
 
     name: str

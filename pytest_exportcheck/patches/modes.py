@@ -88,13 +88,17 @@ class _Rewriting(PatchList):
 
         Raises
         ------
-        RewriteRefused
-            A branch that depends on a tensor stops the export, and cannot be rewritten; a `PatchError`.
+        PatchError
+            A branch that depends on a tensor stops the export, and cannot be rewritten.
         """
-        from .rewrite import patches_for
+        from .rewrite import RewriteRefused, patches_for
 
-        with self.apply(observed.module, observed.target):
-            patches = patches_for(observed)
+        try:
+            with self.apply(observed.module, observed.target):
+                patches = patches_for(observed)
+        except RewriteRefused as refused:
+            # As every failure of a stage: a class that is made from its message, in another process too.
+            raise PatchError(refused.message, details=refused.details) from refused
         return PatchList(self.name, [*self.sources, lambda model, target: patches])
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 
 import pytest
-import torch
 
 from .forms import FORMS, NEGATIVE, POSITIVE
-from .helpers import ROWS, differences, rewriting_of
+from .helpers import differences, rewriting_of
 from .hostile import HOSTILE
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -27,12 +26,6 @@ def test_a_form_becomes_its_operators(name: str) -> None:
         assert {branch.outcome for branch in method.proof.branches} == {True, False}
         assert method.dump.startswith("--- ")
     assert differences(form.make().eval(), programs[0], [*form.inputs, POSITIVE, NEGATIVE]) == []
-
-
-@pytest.mark.parametrize("name", ["EarlyReturn", "While", "Elif", "Raise"])
-def test_a_form_does_not_export_as_it_is(name: str) -> None:
-    with pytest.raises(Exception, match="data-dependent"):
-        torch.export.export(FORMS[name].make().eval(), (POSITIVE,), dynamic_shapes=ROWS)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
