@@ -62,7 +62,7 @@ def calls():
 
 def test_a_spec_with_branches_on_tensors(tmp_path: Path) -> None:
     run = make_run(tmp_path, _NET)
-    for exporter in ("torch-export", "torch-export-strict", "onnx-dynamo"):
+    for exporter in ("torch-export", "onnx-dynamo"):
         stage, failure, record = verdict(run, exporter, "none")
         assert stage == "export", failure
         assert "patches" not in record
