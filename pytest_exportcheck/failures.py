@@ -70,6 +70,8 @@ def reproduce_line(config: pytest.Config, nodeid: str, before: Sequence[str] = (
         flag += f"--stage-timeout={config.getoption('exportcheck_stage_timeout'):g} "
     elif config.getoption("exportcheck_isolate"):
         flag += "--isolate "
+    if config.getoption("exportcheck_no_share"):
+        flag += "--no-share "
     tests = " ".join(f'"{_from_here(config, each)}"' for each in (*before, nodeid))
     return f"reproduce:  pytest {flag}{tests}"
 

@@ -25,7 +25,8 @@ __all__ = ["ExportCase", "ObservedInputs", "SpecRuns"]
 class SpecRuns:
     """The models in memory for one test module: one spec at a time, closed before the next one loads."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: bool = True) -> None:
+        self._share = share
         self._spec: ModelSpec | None = None
         self._run: SpecRun | None = None
 
@@ -35,7 +36,7 @@ class SpecRuns:
             self.close()
             from .pipeline import SpecRun
 
-            self._spec, self._run = spec, SpecRun(spec)
+            self._spec, self._run = spec, SpecRun(spec, self._share)
         return self._run
 
     def close(self) -> None:
@@ -84,7 +85,7 @@ class _Handle:
 
     def _judge(self, golden: str | None = None, golden_name: str = "") -> None:
         root = str(self.session.config.rootpath)
-        work = Work(str(self.spec.path), root, self.case, golden, golden_name)
+        work = Work(str(self.spec.path), root, self.case, golden, golden_name, self.session.options.share)
         judge(self.session, self.running, work, lambda: self.run)
 
 

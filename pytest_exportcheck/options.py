@@ -101,6 +101,12 @@ def add_options(parser: pytest.Parser) -> None:
         help="end a case whose stage takes longer (implies --isolate; 0: no limit; fresh processes have a "
         f"limit of {STAGE_SECONDS:g} unless told otherwise)",
     )
+    group.addoption(
+        "--no-share",
+        action="store_true",
+        dest="exportcheck_no_share",
+        help="make anew for each case what is otherwise made once (slower; the verdicts are the same)",
+    )
     parser.addini("exportcheck_confirm", "false: as --no-confirm", type="bool", default=True)
     parser.addini("exportcheck_isolate", "true: as --isolate", type="bool", default=False)
     parser.addini("exportcheck_stage_timeout", "default of --stage-timeout")
@@ -147,6 +153,8 @@ class Options:
         Every case runs in a fresh process.
     stage_limit:
         Seconds that a stage may take in a fresh process, ``None``: any.
+    share:
+        What cases have in common is made once.
     """
 
     flag: bool
@@ -162,6 +170,7 @@ class Options:
     confirm: bool = True
     isolate: bool = False
     stage_limit: float | None = STAGE_SECONDS
+    share: bool = True
 
     @classmethod
     def from_config(cls, config: pytest.Config) -> Options:
@@ -199,6 +208,7 @@ class Options:
                 or seconds
             ),
             stage_limit=STAGE_SECONDS if seconds is None else seconds or None,
+            share=not config.getoption("exportcheck_no_share"),
         )
 
     def check(self, exporters: Sequence[str], patch_modes: Sequence[str]) -> None:

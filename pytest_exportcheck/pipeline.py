@@ -172,8 +172,9 @@ def _device_index(device: str) -> str:
 class SpecRun:
     """Everything of one spec in one process: its models and observations, made once, kept until `close`."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, share: bool = True) -> None:
         self.spec = spec
+        self.share = share
         self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
         self._observations: dict[tuple[str, str, str], CheckedObservation | ExportCheckError] = {}
 
@@ -394,6 +395,7 @@ def _export(
     watch: CaptureWatch,
     captured: CapturedProgram,
     record: dict[str, Any],
+    share: bool,
 ) -> tuple[Exported, ExportRequest]:
     runtime = str(getattr(exporter, "target", "torch"))
     target = graph.target
@@ -424,6 +426,7 @@ def _export(
                 stage=stages.inside,
                 mode=mode,
                 captured=captured.check,
+                share=share,
             )
             watch.inputs(kwargs)
             with watch:
@@ -500,7 +503,9 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
         state = model_state(observation.model, attributes=False)
         watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         try:
-            exported, request = _export(exporter, mode, observation, graph, stages, watch, captured, record)
+            exported, request = _export(
+                exporter, mode, observation, graph, stages, watch, captured, record, run.share
+            )
         except ExportCheckError:
             if captured.differs:
                 blame_stand_ins(graph, tolerances)

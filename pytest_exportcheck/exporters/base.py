@@ -47,6 +47,8 @@ class ExportRequest:
     captured:
         To be called with the ExportedProgram before it is converted. It is run on every observed call, so
         that wrong numbers of the capture are told from those of the conversion (raises `ExportError`).
+    share:
+        What never changes may be made once per process (``--no-share`` turns it off).
     """
 
     model: torch.nn.Module
@@ -61,6 +63,7 @@ class ExportRequest:
     stage: Callable[[str], AbstractContextManager[None]]
     mode: Any = None
     captured: Callable[[torch.export.ExportedProgram], None] = lambda program: None
+    share: bool = True
 
 
 @dataclass

@@ -12,6 +12,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from ..errors import ExportError
 from .base import Exported, ExportRequest
 from .rnn import onnx_loops
+from .tables import shared_tables
 
 __all__ = ["OnnxDynamo", "capture", "graph_outputs", "match_inputs"]
 
@@ -107,7 +108,7 @@ class OnnxDynamo:
         table = request.mode.before_convert(program) if request.mode is not None else None
         if table:
             options.setdefault("custom_translation_table", table)
-        with request.stage("convert"), warnings.catch_warnings():
+        with request.stage("convert"), warnings.catch_warnings(), shared_tables(request.share):
             # Harmless, one per axis and per export: a name that another axis of the same size took already.
             warnings.filterwarnings("ignore", message="# The axis name")
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)

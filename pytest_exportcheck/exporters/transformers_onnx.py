@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from ..pytrees.registration import without_our_flattening
 from .base import Exported, ExportRequest
+from .tables import shared_tables
 
 __all__ = ["TransformersOnnx"]
 
@@ -57,7 +58,12 @@ class TransformersOnnx:
         axes = dict(_axes_by_tensor(request.kwargs, request.dynamic_shapes))
         leaves = get_leaf_tensors(dict(request.kwargs))
         # Its own registration has other leaves than ours for sliding layers, and its names count on it.
-        with warnings.catch_warnings(), torch.no_grad(), without_our_flattening():
+        with (
+            warnings.catch_warnings(),
+            torch.no_grad(),
+            without_our_flattening(),
+            shared_tables(request.share),
+        ):
             # "tested with torch 2.12": the verdict is what counts here.
             warnings.simplefilter("ignore")
             register_cache_pytrees_for_model(request.model)

@@ -47,6 +47,8 @@ class Work:
         The case; without an exporter it is the shapes check of the spec.
     golden, golden_name:
         For the shapes check: the accepted text (``None``: there is none), and how messages name its file.
+    share:
+        What never changes is made once per process.
     """
 
     spec: str
@@ -54,6 +56,7 @@ class Work:
     case: CaseId
     golden: str | None = None
     golden_name: str = ""
+    share: bool = True
 
     def to_plain(self) -> dict[str, Any]:
         """As a message carries it."""

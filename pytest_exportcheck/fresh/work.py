@@ -64,7 +64,7 @@ def perform_afresh(work: Work, enter: Callable[[str], None], record: dict[str, A
     from ..pipeline import SpecRun
     from ..spec import load_spec
 
-    run = SpecRun(load_spec(Path(work.spec), Path(work.root)))
+    run = SpecRun(load_spec(Path(work.spec), Path(work.root)), work.share)
     perform(work, lambda: run, enter, record)
 
 

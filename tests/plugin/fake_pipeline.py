@@ -44,11 +44,11 @@ class Observation:
 class SpecRun:
     alive = 0
 
-    def __init__(self, spec):
+    def __init__(self, spec, share=True):
         self.spec = spec
         self.observations = {}
         SpecRun.alive += 1
-        _log(f"open {spec.name}")
+        _log(f"open {spec.name}" + ("" if share else ", nothing shared"))
 
     def observe(self, device, dtype, mode="none", enter=lambda stage: None):
         key = (device, dtype)

@@ -149,6 +149,13 @@ def test_github_summary(project, monkeypatch):
     assert "- `specs/a.yaml::test_export[cpu-float32-torch-export-none]` **FAIL compare**" in text
 
 
+def test_no_share_reaches_the_engine_and_the_reproduce_line(project):
+    project.spec("a", kwargs={"do": {"torch-export": "compare"}})
+    result = project.run("--no-share")
+    assert "open a, nothing shared" in project.log()
+    result.stdout.fnmatch_lines(["*reproduce:  pytest --exportcheck --no-share *"])
+
+
 def test_quiet_and_no_summary(project):
     project.spec("a")
     result = project.run("-q")
