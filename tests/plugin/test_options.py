@@ -149,10 +149,11 @@ def test_github_summary(project, monkeypatch):
     assert "- `specs/a.yaml::test_export[cpu-float32-torch-export-none]` **FAIL compare**" in text
 
 
-def test_no_share_reaches_the_engine_and_the_reproduce_line(project):
+def test_no_share_reaches_the_engine_and_the_reproduce_line(project, monkeypatch, tmp_path):
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
     project.spec("a", kwargs={"do": {"torch-export": "compare"}})
     result = project.run("--no-share")
-    assert "open a, nothing shared" in project.log()
+    assert "main open a, nothing shared" in (tmp_path / "log").read_text().splitlines()
     result.stdout.fnmatch_lines(["*reproduce:  pytest --exportcheck --no-share *"])
 
 
