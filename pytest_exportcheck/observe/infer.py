@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+#: In the place of the default that an argument does not have.
+_REQUIRED = object()
+
+
 class ConstantsDiffer(ObserveError):
     """A constant argument has several values: one graph has one."""
 
@@ -196,6 +200,9 @@ def _infer(
                 _containers(value, root, containers)
         if given:
             template[root] = _union(given)
+        elif defaults.get(root, _REQUIRED) is not None:
+            # A `None` that says something: the call needs it, and is another one without it.
+            template[root] = None
     for root, value in template.items():
         paths.update(dict.fromkeys(path for path, _ in flatten_with_paths(value, root)))
     for call in calls:
@@ -246,8 +253,9 @@ def _infer(
             # The value a parameter has anyway says nothing about the graph.
             is_default = path in defaults and same_constant(constants[path], defaults[path])
             # A `None` inside a container is a leaf of it, and counts where shapes are handed out leaf by
-            # leaf.
-            if not is_default and (constants[path] is not None or path != _root(path)):
+            # leaf; one in the place of another default is a constant like any other.
+            says = constants[path] is not None or path != _root(path) or defaults.get(path) is not None
+            if not is_default and says:
                 leaves_out[path] = ConstantLeaf(path, constants[path])
             continue
         first = next(iter(tensors[path].values()))

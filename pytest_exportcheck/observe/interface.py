@@ -446,5 +446,11 @@ def _template(
         # A position before one that is needed stays.
         while template and next(reversed(template)) in silent:
             template.popitem()
-        silent = set()
-    return {name: value for name, value in template.items() if name not in silent}
+        return template
+    needed = {name: value for name, value in template.items() if name not in silent}
+    before = signature.before(needed)
+    if before:
+        # What goes by position cannot be left out before another one.
+        filled = {name: template.get(name, signature.defaults.get(name)) for name in before}
+        needed = filled | {name: value for name, value in needed.items() if name not in filled}
+    return needed
