@@ -13,6 +13,7 @@ from ..errors import ObserveError
 from ..pytrees import flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
 from ..pytrees.paths import render_path, same_constant
+from ..spec.names import suggest
 from .records import RecordedCall
 from .shapes import ConstantLeaf, GraphShapes, TensorLeaf, ValueIfMissing
 from .symbols import Axis, name_axes
@@ -247,6 +248,8 @@ def _infer(
 
     axes = _axes(calls, tensors, batch_dims, declared)
     names = name_axes(axes, declared)
+    if known_sizes is None:
+        _refuse_misspelt(calls, axes, declared, value_if_missing)
     leaves_out: dict[str, TensorLeaf | ConstantLeaf] = {}
     for path in paths:
         if path in constants:
@@ -335,6 +338,29 @@ def _axes(
             if len(distinct) > 1 or is_batch or (path, axis) in declared:
                 axes.append(Axis(path, axis, rank, sizes, is_batch))
     return axes
+
+
+def _refuse_misspelt(
+    calls: Sequence[RecordedCall],
+    axes: Sequence[Axis],
+    declared: Mapping[tuple[str, int], DimExpr],
+    value_if_missing: ValueIfMissing,
+) -> None:
+    """Ask for a stand-in without a symbol that it alone has, where that looks like one that there is anyway.
+
+    Its axis would take the others of its sizes along, under the misspelt name. What makes stand-ins knows
+    where they are written, and refuses a symbol without a size.
+    """
+    for (root, _), dim in declared.items():
+        if len(dim.terms) > 1 or dim.offset:
+            continue
+        symbol = dim.names[0]
+        others = {k: each for k, each in declared.items() if k[0] != root or symbol not in each.names}
+        names = name_axes(axes, others)
+        known = {name for each in [*others.values(), *names.values()] for name in each.names}
+        if symbol not in known and suggest(symbol, known):
+            lacking = [call for call in calls if call.arguments.get(root) is None]
+            value_if_missing(root, _sizes(calls, axes, names)[(lacking or calls)[0].index])
 
 
 def _sizes(

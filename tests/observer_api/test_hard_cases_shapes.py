@@ -308,6 +308,34 @@ def test_a_none_in_the_place_of_a_number_is_a_constant_of_the_graph() -> None:
     assert observer.infer_arguments()["s"] is None
 
 
+# Stand-ins of a spec
+
+MASKED = """
+    class Net(nn.Module):
+        def forward(self, x, mask=None):
+            return x * 1 if mask is None else x + mask
+
+    def calls():
+        made = []
+        for n, length in ((2, 3), (5, 3), (4, 3)):
+            made.append(((torch.ones(n, length),), {"mask": torch.zeros(n, length)} if n < LIMIT else {}))
+        return made
+    """
+
+
+@pytest.mark.parametrize("limit", [5, 6], ids=["one call lacks it", "no call lacks it"])
+@pytest.mark.parametrize("dims", ["x_dm_0, 3", "x_dim_1, 3", "x_dm_0, x_dm_0 - x_dm_0 + 3"])
+def test_a_misspelt_symbol_of_a_stand_in_is_no_new_one(tmp_path: Path, limit: int, dims: str) -> None:
+    observed = 'calls: "net.py:calls"\nvalue_if_missing: {mask: "float32[DIMS] = 0"}\n'
+    model = MASKED.replace("LIMIT", str(limit))
+    given = verdict(tmp_path, model, observed.replace("DIMS", dims))
+    assert given.startswith("observe"), given
+    assert "net.yaml:5: unknown dim" in given
+    assert "did you mean 'x_dim_0'?" in given
+    for right in ("x_dim_0, 3", "rows, 3"):
+        assert verdict(tmp_path, model, observed.replace("DIMS", right)) == "pass"
+
+
 # Sizes 0 and 1
 
 
