@@ -141,7 +141,8 @@ def infer_shapes(
     calls:
         At least one recorded call.
     signature_order:
-        Parameter names in order; extra arguments come after them.
+        Parameter names in order; extra arguments come after them. One that no call passes counts if something
+        stands in for it.
     defaults:
         Value of a constant argument where a call does not pass it.
     batch_dims:
@@ -182,6 +183,11 @@ def _infer(
     roots: dict[str, None] = {}
     for call in sorted(calls, key=lambda c: -len(c.arguments)):
         roots.update(dict.fromkeys(call.arguments))
+    some_sizes = None if known_sizes is None else known_sizes[calls[0].index]
+    for name in signature_order:
+        # What no call passes may still have a stand-in.
+        if name not in roots and value_if_missing(name, some_sizes) is not None:
+            roots[name] = None
     order = {name: position for position, name in enumerate(signature_order or defaults)}
     template: dict[str, Any] = {}
     paths: dict[str, None] = {}

@@ -406,7 +406,7 @@ def _infer(
     try:
         shapes = infer_shapes(
             calls,
-            signature_order=signature.names,
+            signature_order=[*signature.names, *(n for n in stand_ins if n not in signature.names)],
             defaults=defaults,
             batch_dims=batch,
             value_if_missing=lambda name, _: stand_ins.get(name),

@@ -113,12 +113,16 @@ class GraphShapes:
         missing = self.missing(call)
         arguments = dict(call.arguments)  # the only time the values of the call are loaded
         roots = dict.fromkeys(_root(path) for path in missing)
+        # A constant may have a stand-in as well.
+        unset = [root for root in self.template if root not in roots and arguments.get(root) is None]
         sizes = self.sizes.get(call.index, {})
         lost = []
-        for root in roots:
+        for root in [*roots, *unset]:
             value = self.value_if_missing(root, sizes)
             if value is not None:
                 arguments[root] = value
+            elif root in unset:
+                continue
             elif arguments.get(root) is not None:
                 try:
                     arguments[root] = self._empty(root, sizes, arguments[root])

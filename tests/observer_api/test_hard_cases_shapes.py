@@ -14,7 +14,7 @@ import torch
 from pytest_exportcheck import InputCandidate, ObserverWarning
 from pytest_exportcheck.checks.compare import Tolerances, compare_leaves
 
-from .helpers import DYNAMIC, call, f, observe
+from .helpers import DYNAMIC, call, f, module, observe, shapes_of
 from .test_discrepancies import BOOL, FLOAT, INT64, graph
 from .test_hard_cases import verdict
 
@@ -334,6 +334,36 @@ def test_a_misspelt_symbol_of_a_stand_in_is_no_new_one(tmp_path: Path, limit: in
     assert "did you mean 'x_dim_0'?" in given
     for right in ("x_dim_0, 3", "rows, 3"):
         assert verdict(tmp_path, model, observed.replace("DIMS", right)) == "pass"
+
+
+@pytest.mark.parametrize("value", [torch.zeros(1, 1), [torch.zeros(1, 1), None], 2])
+@pytest.mark.parametrize("make", [lambda x: call(x), lambda x: call(x, None), lambda x: call(x=x)])
+def test_what_stands_in_for_an_argument_that_no_call_has(make: Any, value: Any) -> None:
+    model = module(lambda x, y=None: x)
+    observer = observe(model, make(f(2, 3)), make(f(2, 4)), value_if_missing={"y": value})
+    shape = {} if isinstance(value, torch.Tensor) else [{}, None] if isinstance(value, list) else None
+    assert observer.infer_dynamic_shapes() == {"x": {1: DYNAMIC}, "y": shape}
+    for arguments in (
+        observer.infer_arguments(),
+        observer.infer_arguments(1),
+        observer.infer_arguments((f(5, 5),)),
+        observer.infer_arguments(export_safe=True),
+    ):
+        assert shapes_of(arguments["y"]) == shapes_of(value)
+
+
+def test_a_stand_in_by_position_that_no_call_has() -> None:
+    calls = call(f(2, 3), None), call(f(2, 4), None)
+    observer = observe(lambda x, y: x, *calls, value_if_missing={1: torch.zeros(5)})
+    assert observer.infer_dynamic_shapes() == ({1: DYNAMIC}, {})
+    assert shapes_of(observer.infer_arguments()) == ((2, 3), (5,))
+
+
+@pytest.mark.parametrize(("stand_in", "expected"), [("0", "pass"), ("1", "eager itself answers differently")])
+def test_a_stand_in_of_a_spec_that_no_call_has(tmp_path: Path, stand_in: str, expected: str) -> None:
+    model = MASKED.replace("LIMIT", "0")
+    observed = f'calls: "net.py:calls"\nvalue_if_missing: {{mask: "float32[x_dim_0, 3] = {stand_in}"}}\n'
+    assert expected in verdict(tmp_path, model, observed)
 
 
 # Sizes 0 and 1
