@@ -189,6 +189,13 @@ class Interface:
         ]
         if not lacks:
             return best if value is None else value
+        known = dict(pairs)
+        unknown = [path for path, leaf in have.items() if leaf is not None and path not in known]
+        if unknown:
+            # Filled in leaf by leaf, what has no place would be lost.
+            raise ValueError(
+                f"{unknown[0]} has no place in {name} as the calls have it ({_shown(list(known))})"
+            )
         made.extend(lacks)
         leaves = [
             have[path]
@@ -214,7 +221,7 @@ class Interface:
         return blank(best, shape)
 
     def by_name(self, given: Any) -> dict[str, Any]:
-        """A user's inputs by name: a dict as it is, a tuple by position.
+        """A user's inputs by name: a dict by names or positions, a tuple by position.
 
         Raises
         ------
@@ -223,7 +230,10 @@ class Interface:
         """
         if isinstance(given, Mapping):
             check_names(given, self.signature, self.template)
-            return dict(given)
+            named = {argument_named(self.signature, key): value for key, value in given.items()}
+            if len(named) < len(given):
+                raise ValueError(f"an input is given twice, by name and by position: {list(given)}")
+            return named
         if isinstance(given, tuple):
             names = self.signature.positions(len(given))
             if len(names) < len(given):
@@ -431,13 +441,16 @@ def _template(
 ) -> dict[str, Any]:
     """The fullest value of each argument, in signature order, without constants that equal their default."""
 
+    passed = dict.fromkeys(name for call in calls for name in call.arguments)
+    required = {name for name in signature.names if name not in signature.defaults}
+    required.update(signature.items(passed))
+
     def says_nothing(name: str, value: Any) -> bool:
         if value is None:
-            given = signature.defaults.get(name)
-            return given is None and (name in signature.defaults or name not in signature.names)
+            # One of ``*args`` keeps its place; one that ``**kwargs`` caught is as good as none.
+            return name not in required and signature.defaults.get(name) is None
         return name in defaults and is_constant(value) and same_constant(value, defaults[name])
 
-    passed = dict.fromkeys(name for call in calls for name in call.arguments)
     names = [name for name in signature.names if name in passed or name in shapes.template]
     names += [name for name in [*shapes.template, *passed] if name not in names]
     template = {name: shapes.template.get(name) for name in dict.fromkeys(names)}

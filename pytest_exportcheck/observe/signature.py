@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +99,7 @@ class CallSignature:
             elif name == self.var_keyword:
                 # In sorted order: the order of extra keywords is the caller's whim.
                 extra = {k: bound[name][k] for k in sorted(bound[name])}
-                clash = self._items(extra)
+                clash = self.items(extra)
                 if clash:
                     raise TypeError(
                         f"a keyword is called {clash[0]!r}, as one of '*{self.var_positional}' is here"
@@ -143,18 +143,18 @@ class CallSignature:
                     f"missing a required argument: {name!r}, which can only be passed by position"
                 )
             args.append(rest.pop(name) if name in rest else self.defaults[name])
-        args.extend(rest.pop(name) for name in self._items(rest))
+        args.extend(rest.pop(name) for name in self.items(rest))
         return tuple(args), rest
 
     def before(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """The parameters before ``*args`` that go by position in a call with `arguments`."""
-        if self._items(arguments):
+        if self.items(arguments):
             # Once there are *args, everything before them is positional too.
             return self.before_variadic
         last = [place for place, name in enumerate(self.positional_only, 1) if name in arguments]
         return self.positional_only[: max(last, default=0)]
 
-    def _items(self, arguments: Mapping[str, Any]) -> list[str]:
+    def items(self, arguments: Collection[str]) -> list[str]:
         """Names of what ``*args`` caught, in order."""
         if self.var_positional is None:
             return []

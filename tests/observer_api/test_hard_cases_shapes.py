@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from pytest_exportcheck import InputCandidate, ObserverWarning
 from pytest_exportcheck.checks.compare import Tolerances, compare_leaves
+from pytest_exportcheck.observe.observer import InferenceError
 
 from .helpers import DYNAMIC, call, f, module, observe, shapes_of
 from .test_discrepancies import BOOL, FLOAT, INT64, graph
@@ -306,6 +308,69 @@ def test_a_none_in_the_place_of_a_number_is_a_constant_of_the_graph() -> None:
     observer = observe(lambda x, s=2.0: x, *(call(*args, s=None) for args, _ in calls))
     assert observer.infer_dynamic_shapes() == {"x": {0: DYNAMIC}, "s": None}
     assert observer.infer_arguments()["s"] is None
+
+
+@pytest.mark.parametrize("made", [lambda x: (x, None, None), lambda x: (x, x, None), lambda x: (x, None, x)])
+@pytest.mark.parametrize("scale", [None, 2.0])
+def test_a_none_among_star_args_keeps_its_place(made: Any, scale: Any) -> None:
+    def function(x: Any, *args: Any, s: Any = 1.0) -> Any:
+        return x * len(args) * (3 if s is None else s)
+
+    model = module(function)
+    observer = observe(model, *(call(*made(f(n)), s=scale) for n in (2, 3)))
+    args, kwargs = observer.infer_arguments(as_args_kwargs=True)
+    assert len(args) == 3
+    assert torch.equal(model(*args, **kwargs), observer.info.calls[0].outputs)
+    assert len(exported(observer, model)["args"]) == 2
+
+
+# Inputs of a person
+
+
+def test_inputs_by_position_in_a_dict() -> None:
+    observer = observe(lambda x, y: x, *(call(f(2, n), f(n)) for n in (3, 4)))
+    x, y = observer.infer_arguments({1: f(9), 0: f(8, 8)})
+    assert (x.shape, y.shape) == ((8, 8), (9,))
+    with pytest.raises(ValueError, match="given twice"):
+        observer.infer_arguments({"x": f(2, 3), 0: f(2, 4)})
+    with pytest.raises(ValueError, match="no position 2"):
+        observer.infer_arguments({2: f(2)})
+
+
+@pytest.mark.parametrize(
+    ("given", "lost"), [(f(4), "d"), ([f(4)], r"d\.0"), ({"a": f(4), "c": f(4)}, r"d\.c"), (3, "d")]
+)
+def test_inputs_of_another_structure_are_not_replaced_by_zeros(given: Any, lost: str) -> None:
+    observer = observe(lambda d: d["a"], *(call(d={"a": f(n), "b": f(n)}) for n in (2, 3)))
+    with pytest.raises(ValueError, match=rf"^{lost} has no place in d .*\(d\.a, d\.b\)"):
+        observer.infer_arguments({"d": given})
+    assert shapes_of(observer.infer_arguments({"d": {"a": f(9)}})) == {"d": {"a": (9,), "b": (0,)}}
+
+
+@dataclasses.dataclass
+class Pair:
+    first: Any
+    second: Any = None
+
+
+torch.export.register_dataclass(Pair, serialized_type_name="hard_cases_shapes.Pair")
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "message"),
+    [
+        (lambda n: {"a": f(n)}, lambda n: {"b": f(n)}, r"dict of 'a'\) in call 0; .*dict of 'b'\) in call 1"),
+        (
+            lambda n: Pair(f(n)),
+            lambda n: Pair(f(n), f(n)),
+            r"Pair of first\) in .*Pair of first, second\) in",
+        ),
+    ],
+)
+def test_names_that_differ_inside_containers_of_one_class_are_said(one: Any, two: Any, message: str) -> None:
+    observer = observe(lambda d: 1, call(one(2)), call(two(3)))
+    with pytest.raises(InferenceError, match=message):
+        observer.infer_dynamic_shapes()
 
 
 # Stand-ins of a spec
