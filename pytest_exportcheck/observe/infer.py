@@ -255,7 +255,7 @@ def _infer(
     axes = _axes(calls, tensors, batch_dims, declared)
     names = name_axes(axes, declared)
     if known_sizes is None:
-        _refuse_misspelt(calls, axes, declared, value_if_missing)
+        _check_stand_in_symbols(calls, axes, declared, value_if_missing)
     leaves_out: dict[str, TensorLeaf | ConstantLeaf] = {}
     for path in paths:
         if path in constants:
@@ -346,27 +346,37 @@ def _axes(
     return axes
 
 
-def _refuse_misspelt(
+def _check_stand_in_symbols(
     calls: Sequence[RecordedCall],
     axes: Sequence[Axis],
     declared: Mapping[tuple[str, int], DimExpr],
     value_if_missing: ValueIfMissing,
 ) -> None:
-    """Ask for a stand-in without a symbol that it alone has, where that looks like one that there is anyway.
+    """Refuse a symbol that only a stand-in declares, and that is another one or looks like one there is.
 
     Its axis would take the others of its sizes along, under the misspelt name. What makes stand-ins knows
     where they are written, and refuses a symbol without a size.
     """
-    for (root, _), dim in declared.items():
+    for (root, place), dim in declared.items():
         if len(dim.terms) > 1 or dim.offset:
             continue
         symbol = dim.names[0]
         others = {k: each for k, each in declared.items() if k[0] != root or symbol not in each.names}
+        if any(symbol in each.names for each in others.values()):
+            continue
         names = name_axes(axes, others)
-        known = {name for each in [*others.values(), *names.values()] for name in each.names}
+        known = {name for each in names.values() for name in each.names}
+        sizes = _sizes(calls, axes, names)
         if symbol not in known and suggest(symbol, known):
             lacking = [call for call in calls if call.arguments.get(root) is None]
-            value_if_missing(root, _sizes(calls, axes, names)[(lacking or calls)[0].index])
+            value_if_missing(root, sizes[(lacking or calls)[0].index])
+        for index, size in next((a.sizes for a in axes if a.key == (root, place)), {}).items():
+            other = sizes[index].get(symbol, size)
+            if size is not None and other != size and value_if_missing(root, sizes[index]) is not None:
+                raise ObserveError(
+                    f"what stands in for {root} calls its axis {place} {symbol!r}, which is {other} in call "
+                    f"{index}, where {root} has {size}"
+                )
 
 
 def _sizes(

@@ -55,6 +55,9 @@ def check_names(
     for name in names:
         if not isinstance(name, str) or name in known:
             continue
+        if name in (signature.var_positional, signature.var_keyword):
+            more = [other for other in known if other not in signature.names]
+            raise ValueError(f"{name!r} is variadic: name what it caught ({', '.join(more) or 'nothing'})")
         if strict or signature.var_keyword is None or suggest(name, known):
             raise ValueError(f"the signature has no argument {name!r}{choices(name, known)}")
 
