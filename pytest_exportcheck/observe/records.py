@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
+from ..pytrees.cloning import blank
 from .candidate import InputCandidate
 from .placement import Placed
 from .signature import CallSignature
@@ -255,9 +256,7 @@ def _is_plain(value: Any) -> bool:
 
 def shape_only(arguments: dict[str, Any]) -> dict[str, Any]:
     """`arguments` with tensors of the same shape, dtype and device that hold one element of memory each."""
-    stubs: dict[str, Any] = clone_tree(
-        arguments, lambda t: torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape)
-    )
+    stubs: dict[str, Any] = clone_tree(arguments, lambda t: blank(t, ()).expand(t.shape))
     return stubs
 
 

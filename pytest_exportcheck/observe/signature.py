@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +98,13 @@ class CallSignature:
                 arguments.update({self._item(i): value for i, value in enumerate(bound[name])})
             elif name == self.var_keyword:
                 # In sorted order: the order of extra keywords is the caller's whim.
-                arguments.update({k: bound[name][k] for k in sorted(bound[name])})
+                extra = {k: bound[name][k] for k in sorted(bound[name])}
+                clash = self.items(extra)
+                if clash:
+                    raise TypeError(
+                        f"a keyword is called {clash[0]!r}, as one of '*{self.var_positional}' is here"
+                    )
+                arguments.update(extra)
             else:
                 arguments[name] = bound[name]
         return arguments
@@ -121,18 +128,36 @@ class CallSignature:
         return names[:count]
 
     def call(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The inverse of `bind`: ``(args, kwargs)`` to call the method with."""
+        """The inverse of `bind`: ``(args, kwargs)`` to call the method with.
+
+        Raises
+        ------
+        TypeError
+            A parameter that goes by position and has no default is missing before another one.
+        """
         rest = dict(arguments)
         args: list[Any] = []
-        extra: list[str] = []
-        if self.var_positional is not None:
-            extra = [self._item(i) for i in range(len(rest))]
-            extra = [name for name in extra if name in rest]
-        # Once there are *args, everything before them is positional too.
-        for name in self.before_variadic if extra else self.positional_only:
-            if name in rest:
-                args.append(rest.pop(name))
-            elif name in self.defaults:
-                args.append(self.defaults[name])
-        args.extend(rest.pop(name) for name in extra)
+        for name in self.before(rest):
+            if name not in rest and name not in self.defaults:
+                raise TypeError(
+                    f"missing a required argument: {name!r}, which can only be passed by position"
+                )
+            args.append(rest.pop(name) if name in rest else self.defaults[name])
+        args.extend(rest.pop(name) for name in self.items(rest))
         return tuple(args), rest
+
+    def before(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+        """The parameters before ``*args`` that go by position in a call with `arguments`."""
+        if self.items(arguments):
+            # Once there are *args, everything before them is positional too.
+            return self.before_variadic
+        last = [place for place, name in enumerate(self.positional_only, 1) if name in arguments]
+        return self.positional_only[: max(last, default=0)]
+
+    def items(self, arguments: Collection[str]) -> list[str]:
+        """Names of what ``*args`` caught, in order."""
+        if self.var_positional is None:
+            return []
+        stem = re.compile(rf"{self.var_positional}_(\d+)_*")
+        found = {int(match[1]): name for name in arguments if (match := stem.fullmatch(name))}
+        return [found[index] for index in sorted(found) if found[index] == self._item(index)]

@@ -33,6 +33,11 @@ def _describe(value: Any) -> str:
     return type(value).__name__
 
 
+def _keys(value: Any) -> str:
+    keys = (_pytree.keystr(path).strip(".[]") for path, _ in _one_level(value))
+    return f"{type(value).__module__}.{type(value).__qualname__} of {', '.join(keys)}"
+
+
 def _one_level(value: Any) -> list[tuple[Any, Any]]:
     pairs, _ = _pytree.tree_flatten_with_path(value, is_leaf=lambda child: child is not value)
     return list(pairs)
@@ -76,7 +81,11 @@ def check_structure(where: Callable[[str], str], path: str, values: Mapping[int,
         elif index not in nodes:
             kinds.setdefault(type(value), index)
     if len(kinds) > 1:
-        seen = "; ".join(f"{_describe(values[index])} in call {index}" for index in kinds.values())
+        texts = [_describe(values[index]) for index in kinds.values()]
+        if len(set(texts)) < len(texts):
+            # Of one class and length: it is the names inside that differ.
+            texts = [f"{text} ({_keys(values[i])})" for text, i in zip(texts, kinds.values(), strict=True)]
+        seen = "; ".join(f"{text} in call {i}" for text, i in zip(texts, kinds.values(), strict=True))
         at = "" if "." not in path else f" at {path}"
         raise InferenceError(f"{where(_root(path))} has a different structure{at} between calls: {seen}")
     first = next(iter(children.values()), {})

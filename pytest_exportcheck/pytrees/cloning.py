@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .caches import clone_leaf_by_leaf, is_cache
 
-__all__ = ["clone_cache", "clone_leaf", "clone_tensor", "clone_tree", "is_wrapper"]
+__all__ = ["blank", "clone_cache", "clone_leaf", "clone_tensor", "clone_tree", "is_wrapper"]
 
 #: Makes the copy of a tensor.
 CopyTensor = Callable[[torch.Tensor], torch.Tensor]
@@ -30,6 +31,25 @@ def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         return tensor.detach().clone()
     return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+def blank(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Zeros of `shape`, of the dtype and device of `like`.
+
+    Of a quantized tensor: its scale and zero point where one pair serves all elements, else 1 and 0.
+    """
+    if not like.is_quantized:
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    scale, zero = 1.0, 0
+    if like.qscheme() == torch.per_tensor_affine:
+        scale, zero = like.q_scale(), like.q_zero_point()
+    with warnings.catch_warnings():
+        # torch 2.13 deprecates making one: that is the user's business, whose call this may be in.
+        warnings.simplefilter("ignore")
+        made = torch._empty_affine_quantized(
+            shape, scale=scale, zero_point=zero, dtype=like.dtype, device=like.device
+        )
+    return made.fill_(0.0)
 
 
 def clone_leaf(leaf: Any, tensor: CopyTensor = clone_tensor) -> Any:
