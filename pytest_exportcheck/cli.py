@@ -126,6 +126,52 @@ def schema() -> None:
 
 
 @cli.command()
+@click.argument("source", required=False)
+@click.option(
+    "-o", "--output", type=_FILE, help="The spec file (default: NAME.yaml in model_specs, if there is one)."
+)
+@click.option(
+    "--auto-class", "auto_classes", multiple=True, metavar="NAME", help="The class that builds the model."
+)
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--all", "folder", type=_FILE, metavar="DIR", help="Specs of every model type, into DIR.")
+@click.option("--type", "types", multiple=True, metavar="NAME", help="With --all: these model types only.")
+@click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="With --all: so many at a time.",
+)
+@click.option(
+    "--timeout", type=float, default=90.0, show_default=True, help="With --all: seconds for each type."
+)
+def new(
+    source: str | None,
+    output: Path | None,
+    auto_classes: tuple[str, ...],
+    force: bool,
+    folder: Path | None,
+    types: tuple[str, ...],
+    jobs: int,
+    timeout: float,
+) -> int:
+    """Write a first spec of SOURCE: a model type of transformers, a folder with a pretrained model, or a factory.
+
+    A model type is made small, with random weights. The calls are guessed from the model's task and its signature, and
+    made once, to show that they can be observed. Exit status 1 where they cannot.
+    """
+    from .cli_new import run_new, run_new_all
+
+    if (source is None) == (folder is None):
+        raise click.UsageError("give a SOURCE, or --all DIR")
+    if folder is not None:
+        return run_new_all(folder, types, jobs, timeout)
+    return run_new(str(source), output, auto_classes, force)
+
+
+@cli.command()
 @click.option(
     "--mode",
     "modes",
