@@ -128,25 +128,14 @@ def schema() -> None:
 @cli.command()
 @click.argument("source", required=False)
 @click.option(
-    "-o", "--output", type=_FILE, help="The spec file (default: NAME.yaml in model_specs, if there is one)."
+    "-o", "--output", type=_FILE, help="The spec (default: NAME.yaml, in model_specs if it is there)."
 )
-@click.option(
-    "--auto-class", "auto_classes", multiple=True, metavar="NAME", help="The class that builds the model."
-)
+@click.option("--auto-class", "auto_classes", multiple=True, metavar="NAME", help="What builds the model.")
 @click.option("--force", is_flag=True, help="Write over a file that is there.")
 @click.option("--all", "folder", type=_FILE, metavar="DIR", help="Specs of every model type, into DIR.")
 @click.option("--type", "types", multiple=True, metavar="NAME", help="With --all: these model types only.")
-@click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="With --all: so many at a time.",
-)
-@click.option(
-    "--timeout", type=float, default=90.0, show_default=True, help="With --all: seconds for each type."
-)
+@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="With --all: so many at a time.")
+@click.option("--timeout", type=float, default=90.0, show_default=True, help="With --all: seconds per type.")
 def new(
     source: str | None,
     output: Path | None,
@@ -157,10 +146,11 @@ def new(
     jobs: int,
     timeout: float,
 ) -> int:
-    """Write a first spec of SOURCE: a model type of transformers, a folder with a pretrained model, or a factory.
+    """Write a first spec of SOURCE.
 
-    A model type is made small, with random weights. The calls are guessed from the model's task and its signature, and
-    made once, to show that they can be observed. Exit status 1 where they cannot.
+    SOURCE is a model type of transformers, which is made small, with random weights; a folder with a
+    pretrained model; or a factory, module:callable. The calls are guessed from the task and the signature,
+    and made once, to show that they can be observed. Exit status 1 where they cannot.
     """
     from .cli_new import run_new, run_new_all
 

@@ -49,14 +49,14 @@ def draft_all(types: Sequence[str], folder: Path, jobs: int, seconds: float) -> 
     context = multiprocessing.get_context("fork")
     waiting = list(reversed(types))
     running: dict[Connection, tuple[str, BaseProcess, float]] = {}
+    child: BaseProcess
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 name = waiting.pop()
                 here, there = context.Pipe(duplex=False)
-                child = context.Process(
-                    target=_child, args=(name, folder / file_name(name), there), daemon=True
-                )
+                arguments = (name, folder / file_name(name), there)
+                child = context.Process(target=_child, args=arguments, daemon=True)
                 child.start()
                 there.close()
                 running[here] = (name, child, time.monotonic())
@@ -97,11 +97,9 @@ def _received(name: str, connection: Connection, child: BaseProcess) -> Draft:
         made = connection.recv()
     child.join()
     connection.close()
-    return (
-        Draft(**made)
-        if made is not None
-        else Draft(name, problems=[f"the process ended with {child.exitcode}"])
-    )
+    if made is None:
+        return Draft(name, problems=[f"the process ended with {child.exitcode}"])
+    return Draft(**made)
 
 
 def summary(drafts: Sequence[Draft]) -> list[str]:

@@ -134,7 +134,7 @@ def _generates(model: torch.nn.Module, auto_class: str) -> bool:
 
 
 def _call(known: _Model, plan: _Plan, position: int) -> Call:
-    batch, length = _SIZES[position]
+    batch = _SIZES[position][0]
     arguments: dict[str, Any] = {}
     text = known.takes("input_ids") and not (
         known.main not in ("input_ids", "") and "pixel_values" not in known.names
@@ -233,9 +233,8 @@ def _count_features(known: _Model, features: Any, others: Mapping[str, Any], bat
         with torch.no_grad():
             found = features(**given)
     except Exception as error:
-        raise Unknown(
-            f"get_image_features refuses {', '.join(given)}: {str(error).splitlines()[0]}"
-        ) from error
+        first = str(error).splitlines()[0]
+        raise Unknown(f"get_image_features refuses {', '.join(given)}: {first}") from error
     found = getattr(found, "pooler_output", found)
     width = known.value("hidden_size", within=_TEXT)
     tensors = [found] if isinstance(found, torch.Tensor) else list(found)
@@ -280,9 +279,8 @@ def _pixels(known: _Model, plan: _Plan, position: int) -> dict[str, Any]:
         return _video(known, plan, position, "pixel_values")
     tiles = f"{plan.tiles}, " if plan.tiles else ""
     made = {"pixel_values": f"float32[{batch}, {tiles}{channels}, {size}, {size}]"}
-    if known.takes("image_sizes") and (
-        known.value("image_grid_pinpoints") or "image_sizes" in known.required
-    ):
+    tiled = known.value("image_grid_pinpoints") is not None or "image_sizes" in known.required
+    if known.takes("image_sizes") and tiled:
         made["image_sizes"] = f"int64[{batch}, 2] = {size}"
     return made
 

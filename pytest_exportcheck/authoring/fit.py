@@ -20,13 +20,15 @@ _TRIES = 40
 
 #: Tasks, from the one that shows most of a model.
 _TASKS = (
-    ("AutoModelForCausalLM", "CAUSAL_LM"), ("AutoModelForSeq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"),
-    ("AutoModelForImageTextToText", "IMAGE_TEXT_TO_TEXT"), ("AutoModelForMultimodalLM", "MULTIMODAL_LM"),
-    ("AutoModelForSpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"), ("AutoModelForMaskedLM", "MASKED_LM"),
-    ("AutoModelForCTC", "CTC"), ("AutoModelForImageClassification", "IMAGE_CLASSIFICATION"),
+    ("AutoModelForSeq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"), ("AutoModelForMaskedLM", "MASKED_LM"),
+    ("AutoModelForImageTextToText", "IMAGE_TEXT_TO_TEXT"), ("AutoModelForCausalLM", "CAUSAL_LM"),
+    ("AutoModelForMultimodalLM", "MULTIMODAL_LM"), ("AutoModelForSpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
+    ("AutoModelForCTC", "CTC"), ("AutoModelForZeroShotImageClassification", "ZERO_SHOT_IMAGE_CLASSIFICATION"),
+    ("AutoModelForImageClassification", "IMAGE_CLASSIFICATION"),
     ("AutoModelForObjectDetection", "OBJECT_DETECTION"),
     ("AutoModelForSemanticSegmentation", "SEMANTIC_SEGMENTATION"),
-    ("AutoModelForDepthEstimation", "DEPTH_ESTIMATION"), ("AutoModelForAudioClassification", "AUDIO_CLASSIFICATION"),
+    ("AutoModelForDepthEstimation", "DEPTH_ESTIMATION"),
+    ("AutoModelForAudioClassification", "AUDIO_CLASSIFICATION"),
     ("AutoModelForVideoClassification", "VIDEO_CLASSIFICATION"),
 )  # fmt: skip
 
@@ -72,30 +74,26 @@ def fitted(model_type: str, auto_class: str) -> dict[str, Any]:
         default = CONFIG_MAPPING[model_type]().to_dict()
     except Exception as error:
         raise Unknown(f"the default configuration is refused: {_first_line(error)}") from error
-    first: Exception | None = None
-    for tries, values in enumerate(_variants(default, lambda: first)):
-        try:
-            count = _parameters(model_type, auto_class, values)
-        except Exception as error:
-            first = first or error
-        else:
-            if count <= PARAMETERS:
-                return values
-            first = first or Unknown(f"{count:,} parameters are left")
-        if tries >= _TRIES:
-            break
-    assert first is not None
-    raise Unknown(_first_line(first)) from first
-
-
-def _variants(default: Mapping[str, Any], refusal: Any) -> Iterator[dict[str, Any]]:
-    """The reduced values, then these without one of them, those that the refusal names first."""
     values = _with_sections(default, reduced(default))
-    yield values
-    words = set(re.findall(r"\w+", str(refusal())))
-    keys = sorted(_keys(values), key=lambda path: path[-1] not in words)
-    for path in keys:
-        yield _without(values, path)
+    refused = _refusal(model_type, auto_class, values)
+    if refused is None:
+        return values
+    # Without one of the values: those that the refusal names first.
+    words = set(re.findall(r"\w+", str(refused)))
+    for path in sorted(_keys(values), key=lambda path: path[-1] not in words)[:_TRIES]:
+        fewer = _without(values, path)
+        if _refusal(model_type, auto_class, fewer) is None:
+            return fewer
+    raise Unknown(_first_line(refused)) from refused
+
+
+def _refusal(model_type: str, auto_class: str, values: Mapping[str, Any]) -> Exception | None:
+    """Why there is no small model with `values`; ``None`` if there is one."""
+    try:
+        count = _parameters(model_type, auto_class, values)
+    except Exception as error:
+        return error
+    return None if count <= PARAMETERS else Unknown(f"{count:,} parameters are left")
 
 
 def _with_sections(config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

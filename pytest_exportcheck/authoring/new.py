@@ -115,8 +115,9 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
         made.problems.append(f"{label}: {error.problems[0].message}")
         return False
     made.builds = True
-    if getattr(getattr(built, "generation_config", None), "pad_token_id", 0) is None:
-        model = {**model, "generation": {"pad_token_id": 0}}
+    generation = _generation(built)
+    if generation:
+        model = {**model, "generation": generation}
     refusals: list[str] = []
     try:
         for calls in candidates(built, auto_class):
@@ -141,7 +142,7 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
                 reasons = [line.strip() for line in refused if re.match(r"  \w+: ", line)]
                 comments = ["Groups of calls, each a graph:", *reasons]
                 text = spec_text(model, calls, graphs, comments=comments)
-            refusals.append(refused[0])
+            refusals += refused[:1] if refused else []
             made.text = made.text or text
     except Unknown as error:
         refusals.insert(0, str(error))
@@ -152,7 +153,7 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
 
 
 def _padded_caches(run: Any, calls: Sequence[Call]) -> dict[str, Any]:
-    """What a cache holds at padded positions is not compared: rows that are masked as a whole have no right value."""
+    """What a cache holds at padded positions is not compared: fully masked rows have no right value."""
     if not any("padded left" in str(call.arguments.get("attention_mask")) for call in calls):
         return {}
     observation = run.observe("cpu", "float32")
@@ -167,6 +168,17 @@ def _padded_caches(run: Any, calls: Sequence[Call]) -> dict[str, Any]:
         if re.fullmatch(r"cache\.layers\.\d+\.(keys|values)", path) and leaf.dim() == 4:
             compare[re.sub(r"\d+", "*", path)] = {"where": "attention_mask", "axis": 2}
     return compare
+
+
+def _generation(model: Any) -> dict[str, int]:
+    """Token ids without which ``generate`` refuses to begin."""
+    settings = getattr(model, "generation_config", None)
+    if settings is None:
+        return {}
+    names = ["pad_token_id"]
+    if getattr(model.config, "is_encoder_decoder", False):
+        names.append("decoder_start_token_id")
+    return {name: 0 for name in names if getattr(settings, name, None) is None}
 
 
 def _template(model: dict[str, Any], built: Any, reason: str) -> str:
@@ -189,6 +201,5 @@ def _refusal(run: Any) -> list[str] | None:
         observation = run.observe("cpu", "float32")
     except ExportCheckError as error:
         return [error.message, *error.details]
-    for error in observation.failures.values():
-        return [error.message, *error.details]
-    return None
+    broken = next(iter(observation.failures.values()), None)
+    return None if broken is None else [broken.message, *broken.details]

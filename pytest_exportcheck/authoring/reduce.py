@@ -1,8 +1,8 @@
 """A configuration made small: from the default values of a model type to those that differ in a tiny model.
 
-The rules go by the names of the values, and keep what values have to do with each other: equal widths stay equal,
-heads divide widths, lists with an entry per layer lose the same entries, token ids stay inside the vocabulary. They
-are rules of thumb: `fit.py` takes back the ones that a model refuses.
+The rules go by the names of the values, and keep what values have to do with each other: equal widths stay
+equal, heads divide widths, lists with an entry per layer lose the same entries, token ids stay inside the
+vocabulary. They are rules of thumb: `fit.py` takes back the ones that a model refuses.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ _LAYER_COUNTS = (
     "num_encoder_layers", "num_decoder_layers",
 )  # fmt: skip
 _KV_HEADS = re.compile(r"(key_value_heads|kv_heads|num_key_heads|n_head_kv)$")
-_HEADS = re.compile(
-    r"(^|_)(attention_heads|num_heads|n_heads?|heads|value_heads|num_attention_heads_per_stage)$"
-)
+_HEADS = re.compile(r"(^|_)(num_heads|n_heads?|heads|num_attention_heads_per_stage)$")
 _HEAD_DIM = re.compile(r"(^|_)(head_dim|d_kv|dim_head|kv_channels|rotary_dim|head_size|attention_head_size)$")
 _INNER = re.compile(r"(ffn|intermediate|feedforward|feed_forward|mlp_(hidden_)?(dim|size)|inner|d_ff)")
 _NO_WIDTH = re.compile(
@@ -52,8 +50,8 @@ _EXPERTS = re.compile(r"(^|_)(num_(local_|routed_)?experts|n_routed_experts|moe_
 _EXPERTS_USED = re.compile(r"(per_tok(en)?|moe_topk|moe_top_k|top_k_experts|moe_k)$")
 _AT_MOST = {
     "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1,
-    "max_window_layers": LAYERS, "num_kv_shared_layers": 0, "num_nextn_predict_layers": 0, "mamba_n_groups": 1,
-    "num_hash_layers": 1,
+    "max_window_layers": LAYERS, "num_kv_shared_layers": 0, "num_nextn_predict_layers": 0,
+    "mamba_n_groups": 1, "num_hash_layers": 1,
 }  # fmt: skip
 _LAYER_INDICES = re.compile(r"(ind(ex|ic)e?s|global_attn_indexes|mlp_only_layers|_layers)$")
 _RESNET = {
