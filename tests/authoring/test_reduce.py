@@ -81,7 +81,7 @@ def test_a_staged_vision_model() -> None:
             "num_heads": [3, 6, 12, 24],
             "embed_dim": 96,
             "hidden_sizes": [96, 192, 384, 768],
-        }  # fmt: skip
+        }
     )
     assert made["depths"] == [1, 1, 1, 1]
     assert made["num_heads"] == [2, 4, 4, 4]
@@ -105,7 +105,7 @@ def test_experts_and_latent_attention() -> None:
             "v_head_dim": 128,
             "first_k_dense_replace": 3,
             "kv_lora_rank": 512,
-        }  # fmt: skip
+        }
     )
     assert (made["n_routed_experts"], made["num_experts_per_tok"]) == (4, 2)
     assert made["n_routed_experts"] % made["n_group"] == 0
