@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
-__all__ = ["run_new", "run_new_all"]
+__all__ = ["Wrong", "check_source", "run_new", "run_new_all"]
 
 
-class _Wrong(click.ClickException):
+class Wrong(click.ClickException):
+    """Wrong input: the exit status of wrong usage."""
+
     exit_code = 2
 
 
@@ -19,10 +21,10 @@ def run_new(source: str, output: Path | None, auto_classes: Sequence[str], force
     from .authoring.bulk import file_name
     from .authoring.new import draft
 
-    _check_source(source)
+    check_source(source)
     path = output or _folder_of(source) / file_name(source)
     if path.exists() and not force:
-        raise _Wrong(f"{path} exists: give another file with -o, or --force")
+        raise Wrong(f"{path} exists: give another file with -o, or --force")
     made = draft(source, path, auto_classes)
     for problem in made.problems:
         click.echo(problem, err=True)
@@ -44,7 +46,7 @@ def run_new_all(folder: Path, types: Sequence[str], jobs: int, seconds: float) -
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _Wrong(f"{folder}: {error.strerror or error}") from None
+        raise Wrong(f"{folder}: {error.strerror or error}") from None
     drafts = []
     for made in draft_all(list(types) or model_types(), folder, jobs, seconds):
         drafts.append(made)
@@ -59,8 +61,8 @@ def run_new_all(folder: Path, types: Sequence[str], jobs: int, seconds: float) -
     return 0
 
 
-def _check_source(source: str) -> None:
-    """A model type that transformers does not have is a mistake of the command line."""
+def check_source(source: str) -> None:
+    """Raise `Wrong`: a model type that transformers does not have is a mistake of the command line."""
     if ":" in source or Path(source).is_dir():
         return
     from transformers import CONFIG_MAPPING
@@ -69,7 +71,7 @@ def _check_source(source: str) -> None:
 
     if source not in CONFIG_MAPPING:
         hint = suggest(source, CONFIG_MAPPING.keys())
-        raise _Wrong(
+        raise Wrong(
             f"{source!r} is no model type of transformers, no folder and no factory (module:callable){hint}"
         )
 
@@ -87,4 +89,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise _Wrong(f"{path}: {error.strerror or error}") from None
+        raise Wrong(f"{path}: {error.strerror or error}") from None

@@ -18,6 +18,10 @@ PARAMETERS = 5_000_000
 #: So many configurations are tried.
 _TRIES = 40
 
+_OF_THE_FILE = frozenset(
+    {"model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map"}
+)
+
 #: Tasks, from the one that shows most of a model.
 _TASKS = (
     ("AutoModelForSeq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"), ("AutoModelForMaskedLM", "MASKED_LM"),
@@ -60,8 +64,13 @@ def _as_tuple(names: Any) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def fitted(model_type: str, auto_class: str) -> dict[str, Any]:
+def fitted(model_type: str, auto_class: str, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Values for the configuration of `model_type` with which `auto_class` builds a small model.
+
+    Parameters
+    ----------
+    base:
+        The configuration to make small; by default that of the type.
 
     Raises
     ------
@@ -74,7 +83,9 @@ def fitted(model_type: str, auto_class: str) -> dict[str, Any]:
         default = CONFIG_MAPPING[model_type]().to_dict()
     except Exception as error:
         raise Unknown(f"the default configuration is refused: {_first_line(error)}") from error
-    values = _with_sections(default, reduced(default))
+    values = _with_sections(base or default, reduced(base or default))
+    if base is not None:
+        values = _merged(_difference(base, default), values)
     refused = _refusal(model_type, auto_class, values)
     if refused is None:
         return values
@@ -94,6 +105,31 @@ def _refusal(model_type: str, auto_class: str, values: Mapping[str, Any]) -> Exc
     except Exception as error:
         return error
     return None if count <= PARAMETERS else Unknown(f"{count:,} parameters are left")
+
+
+def _difference(base: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """What `base` has otherwise than `default`, without what tells of the file it was in."""
+    made: dict[str, Any] = {}
+    for key, value in base.items():
+        if key in _OF_THE_FILE or key.startswith("_") or value == default.get(key):
+            continue
+        if isinstance(value, Mapping) and "model_type" in value:
+            known = default.get(key)
+            inner = _difference(value, known if isinstance(known, Mapping) else {})
+            made[key] = {"model_type": value["model_type"], **inner}
+        else:
+            made[key] = value
+    return made
+
+
+def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    made = dict(values)
+    for key, value in over.items():
+        below = made.get(key)
+        made[key] = (
+            _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
+    return made
 
 
 def _with_sections(config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,9 @@ class Draft:
     problems: list[str] = field(default_factory=list)
 
 
-def draft(source: str, path: Path, auto_classes: Sequence[str] = ()) -> Draft:
+def draft(
+    source: str, path: Path, auto_classes: Sequence[str] = (), base: Mapping[str, Any] | None = None
+) -> Draft:
     """A first spec of `source`, to be written to `path`.
 
     Parameters
@@ -52,15 +54,19 @@ def draft(source: str, path: Path, auto_classes: Sequence[str] = ()) -> Draft:
         A model type of transformers, a folder with a pretrained model, or ``module:callable``.
     auto_classes:
         Classes to try instead of those that transformers has for the type.
+    base:
+        The configuration to make small, where it is not the default of the type.
     """
     made = Draft(source)
-    for model, auto_class in _models(source, path, auto_classes, made):
+    for model, auto_class in _models(source, path, auto_classes, base, made):
         if _observed(model, auto_class, path, made):
             break
     return made
 
 
-def _models(source: str, path: Path, auto_classes: Sequence[str], made: Draft) -> Any:
+def _models(
+    source: str, path: Path, auto_classes: Sequence[str], base: Mapping[str, Any] | None, made: Draft
+) -> Iterator[tuple[dict[str, Any], str]]:
     """(the mapping ``model`` of a spec, class that builds it), the best first."""
     if ":" in source:
         yield {"factory": _reference(source, path)}, ""
@@ -76,7 +82,7 @@ def _models(source: str, path: Path, auto_classes: Sequence[str], made: Draft) -
         return
     for auto_class in auto_classes or model_classes(source):
         try:
-            config = fitted(source, auto_class)
+            config = fitted(source, auto_class, base)
         except Unknown as error:
             made.problems.append(f"{auto_class}: {error}")
             continue
