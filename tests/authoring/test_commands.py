@@ -120,8 +120,8 @@ def test_doctor_finds_a_foreign_layout(capsys: pytest.CaptureFixture[str], monke
 def wishes(**changed: Any) -> Wishes:
     values: dict[str, Any] = {
         "model": "gpt2", "trained": False, "exporters": ("onnx-dynamo", "torch-export"),
-        "patch_modes": ("none",), "device": "cpu", "dtype": "float32", "opset": None, "optimize": None, "shapes": "inferred",
-        "other_sizes": True,
+        "patch_modes": ("none",), "device": "cpu", "dtype": "float32", "opset": None, "optimize": None,
+        "shapes": "inferred", "other_sizes": True,
     }  # fmt: skip
     return Wishes(**{**values, **changed})
 
