@@ -126,6 +126,130 @@ def schema() -> None:
 
 
 @cli.command()
+@click.argument("spec", type=_FILE)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the first of the matrix.")
+@click.option("--dtype", help="Default: the first of the matrix.")
+@click.option("--cases", "cases_only", is_flag=True, help="The cases only: no model is built.")
+def show(spec: Path, device: str | None, dtype: str | None, cases_only: bool) -> int:
+    """What SPEC would run, and what its calls show: symbols and their sizes, the example, the shapes."""
+    from .cli_show import run_show
+
+    return run_show(spec, device, dtype, cases_only)
+
+
+@cli.command()
+def doctor() -> int:
+    """Versions, providers, devices, registrations, and what is known to go wrong with them."""
+    from .cli_show import run_doctor
+
+    return run_doctor()
+
+
+@cli.command()
+@click.option(
+    "-m", "--model", required=True, help="A model type, a folder with a config.json, or module:callable."
+)
+@click.option(
+    "--trained", is_flag=True, help="The weights of the folder, not a small random model of its type."
+)
+@click.option(
+    "--run", "run_only", is_flag=True, help="Make the calls and show what they tell; export nothing."
+)
+@click.option("--export", "exporters", multiple=True, metavar="NAME", help="An exporter (repeatable).")
+@click.option(
+    "--patch", "modes", multiple=True, metavar="MODE", help="A patch mode (repeatable; default: none)."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
+    default="float32",
+    show_default=True,
+)
+@click.option("--opset", type=int, help="Opset of the ONNX exporters.")
+@click.option("--optimize/--no-optimize", default=None, help="Whether the ONNX exporters optimize.")
+@click.option(
+    "--dynamic-shapes",
+    "shapes",
+    type=click.Choice(["inferred", "named", "none"]),
+    default="inferred",
+    show_default=True,
+    help="What varied is dynamic; the first axis too; nothing.",
+)
+@click.option(
+    "--inputs2/--no-inputs2", "other_sizes", default=True, help="Try sizes that no call had (default)."
+)
+@click.option("-o", "--output", type=_FILE, help="Keep the spec, the shapes, the report and artifacts there.")
+@click.option("-v", "--verbose", type=int, default=0, help="1 or 2: as pytest's -v and -vv.")
+def validate(
+    model: str,
+    trained: bool,
+    run_only: bool,
+    exporters: tuple[str, ...],
+    modes: tuple[str, ...],
+    device: str,
+    dtype: str,
+    opset: int | None,
+    optimize: bool | None,
+    shapes: str,
+    other_sizes: bool,
+    output: Path | None,
+    verbose: int,
+) -> int:
+    """Check one model without a spec file: the same stages, the same verdict.
+
+    Exit status 0 if every case passes, 1 if one fails.
+    """
+    from .cli_validate import Wishes, run_validate
+
+    if run_only == bool(exporters):
+        raise click.UsageError("give --export NAME, or --run")
+    return run_validate(
+        Wishes(
+            model, trained, exporters, modes or ("none",), device, dtype, opset, optimize, shapes, other_sizes
+        ),
+        output,
+        verbose,
+    )
+
+
+@cli.command()
+@click.argument("source", required=False)
+@click.option(
+    "-o", "--output", type=_FILE, help="The spec (default: NAME.yaml, in model_specs if it is there)."
+)
+@click.option("--auto-class", "auto_classes", multiple=True, metavar="NAME", help="What builds the model.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--all", "folder", type=_FILE, metavar="DIR", help="Specs of every model type, into DIR.")
+@click.option("--type", "types", multiple=True, metavar="NAME", help="With --all: these model types only.")
+@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="With --all: so many at a time.")
+@click.option("--timeout", type=float, default=90.0, show_default=True, help="With --all: seconds per type.")
+def new(
+    source: str | None,
+    output: Path | None,
+    auto_classes: tuple[str, ...],
+    force: bool,
+    folder: Path | None,
+    types: tuple[str, ...],
+    jobs: int,
+    timeout: float,
+) -> int:
+    """Write a first spec of SOURCE.
+
+    SOURCE is a model type of transformers, which is made small, with random weights; a folder with a
+    pretrained model; or a factory, module:callable. The calls are guessed from the task and the signature,
+    and made once, to show that they can be observed. Exit status 1 where they cannot.
+    """
+    from .cli_new import run_new, run_new_all
+
+    if (source is None) == (folder is None):
+        raise click.UsageError("give a SOURCE, or --all DIR")
+    if folder is not None:
+        return run_new_all(folder, types, jobs, timeout)
+    return run_new(str(source), output, auto_classes, force)
+
+
+@cli.command()
 @click.option(
     "--mode",
     "modes",
