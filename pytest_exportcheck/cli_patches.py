@@ -12,7 +12,7 @@ from .errors import PatchError
 if TYPE_CHECKING:
     from .patches.patch import Patch
 
-__all__ = ["run_patches"]
+__all__ = ["run_patches", "run_pytrees"]
 
 #: Modes that are listed and linted when none is named: ``all`` repeats them.
 _MODES = ("torch", "transformers", "rewrite", "hf")
@@ -89,3 +89,15 @@ def _show(mode: str, patch: Patch, diff: bool) -> None:
 
         for line in diff_of(patch):
             print(f"    {line}")
+
+
+def run_pytrees() -> int:
+    """Print how every class flattens, by whom; 1 if a layout is there with which ONNX exports fail."""
+    import transformers.cache_utils  # noqa: F401
+
+    from .pytrees.registration import registered_classes
+
+    found = registered_classes()
+    for one in found:
+        print(one)
+    return 1 if any(one.breaks_onnx for one in found) else 0

@@ -26,6 +26,7 @@ _NEEDS_FLAG = {
     "exportcheck_patch_mode": "--patch-mode",
     "exportcheck_device": "--export-device",
     "exportcheck_dtype": "--export-dtype",
+    "exportcheck_ablate": "--ablate-patches",
 }
 
 
@@ -101,6 +102,12 @@ def add_options(parser: pytest.Parser) -> None:
         help="end a case whose stage takes longer (implies --isolate; 0: no limit; fresh processes have a "
         f"limit of {STAGE_SECONDS:g} unless told otherwise)",
     )
+    group.addoption(
+        "--ablate-patches",
+        action="store_true",
+        dest="exportcheck_ablate",
+        help="say which patches each case under a patch mode needs: run it again without each of them",
+    )
     parser.addini("exportcheck_confirm", "false: as --no-confirm", type="bool", default=True)
     parser.addini("exportcheck_isolate", "true: as --isolate", type="bool", default=False)
     parser.addini("exportcheck_stage_timeout", "default of --stage-timeout")
@@ -147,6 +154,8 @@ class Options:
         Every case runs in a fresh process.
     stage_limit:
         Seconds that a stage may take in a fresh process, ``None``: any.
+    ablate:
+        After a case under a patch mode, find out which of the patches it needs.
     """
 
     flag: bool
@@ -162,6 +171,7 @@ class Options:
     confirm: bool = True
     isolate: bool = False
     stage_limit: float | None = STAGE_SECONDS
+    ablate: bool = False
 
     @classmethod
     def from_config(cls, config: pytest.Config) -> Options:
@@ -199,6 +209,7 @@ class Options:
                 or seconds
             ),
             stage_limit=STAGE_SECONDS if seconds is None else seconds or None,
+            ablate=bool(config.getoption("exportcheck_ablate")),
         )
 
     def check(self, exporters: Sequence[str], patch_modes: Sequence[str]) -> None:

@@ -47,6 +47,8 @@ class Work:
         The case; without an exporter it is the shapes check of the spec.
     golden, golden_name:
         For the shapes check: the accepted text (``None``: there is none), and how messages name its file.
+    ablate, limit:
+        The case is not to be judged, but its patches; ``limit``: seconds that a stage may take.
     """
 
     spec: str
@@ -54,6 +56,8 @@ class Work:
     case: CaseId
     golden: str | None = None
     golden_name: str = ""
+    ablate: bool = False
+    limit: float | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """As a message carries it."""
