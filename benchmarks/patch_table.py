@@ -1,17 +1,18 @@
 """What each patch mode cures: the families of `families.py` under every mode, through the whole pipeline.
 
-    python benchmarks/patch_table.py --out table                       # every family, onnx-dynamo, the modes below
+    python benchmarks/patch_table.py --out table              # every family, onnx-dynamo, every mode
     python benchmarks/patch_table.py --out table llama t5 --modes none all rewrite
-    python benchmarks/patch_table.py --out table --show                # the table and totals of what is there
+    python benchmarks/patch_table.py --out table --show       # the table and totals of what is there
 
-A family's calls (``generate`` for generators, ``forward`` for the others) are put into as few graphs as can serve
-them; a cell passes if every graph passes every stage, other sizes included. Where one graph of all calls of a generator
-fails, prompts and single tokens are tried as two (``prefill + decode``), as a person would. Each cell runs in a process of its own,
-forked from one that imported everything, and is written to ``OUT/<family>.json`` as soon as it is known: a second
-run does what is missing, and what died.
+A family's calls (``generate`` for generators, ``forward`` for the others) are put into as few graphs as can
+serve them; a cell passes if every graph passes every stage, other sizes included. Where one graph of all calls
+of a generator fails, prompts and single tokens are tried as two (``prefill``, ``decode``), as a person would.
+Each cell runs in a process of its own, forked from one that imported everything, and is written to
+``OUT/<family>.json`` as soon as it is known: a second run does what is missing, and what died.
 
-Prompts of decoders carry no padding, unless ``--padded``: positions that attend to nothing are 0 in torch and something
-else in an ONNX graph (which the modes ``torch`` and ``all`` cure), a difference that would hide every other one.
+Prompts of decoders carry no padding, unless ``--padded``: positions that attend to nothing are 0 in torch and
+something else in an ONNX graph (which the modes ``torch`` and ``all`` cure), a difference that would hide every
+other one.
 """
 
 from __future__ import annotations

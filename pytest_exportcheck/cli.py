@@ -141,7 +141,7 @@ def schema() -> None:
 @click.option(
     "--lock",
     type=_FILE,
-    help="The lock (default: the one that ships; for a mode of yours NAME.lock.json beside its file).",
+    help="The lock (default: the one that ships; for a mode of yours patches.lock.json beside its file).",
 )
 @click.option(
     "--ablate",
@@ -178,7 +178,7 @@ def patches(
     if exporters or report is not None:
         raise _Wrong("--exporter and --report need --ablate SPEC")
     if pytrees:
-        return cli_patches.run_pytrees()
+        return cli_patches.run_pytrees(modes)
     return cli_patches.run_patches(modes, diff, lint, write_lock, lock)
 
 
