@@ -74,7 +74,7 @@ def specs_of(arguments: list[str], folder: Path) -> list[Path]:
         if kind != "cases":
             paths.append(Path(argument).resolve())
             continue
-        models = sorted(CASES.glob(f"{number or '[0-9]*'}*.py"))
+        models = sorted(CASES.glob(f"{number or '[0-9]'}*.py"))
         if not models:
             raise SystemExit(f"{argument}: no model in {CASES}")
         for model in models:
@@ -157,9 +157,7 @@ def main() -> int:
     different = table(runs, found)
     cases = len(set().union(*found))
     if not cases:
-        parser.error(
-            f"no case in {' '.join(options.specs)}: name spec files, folders of them, cases or cases:NN"
-        )
+        parser.error(f"no case in {' '.join(options.specs)}: give specs, their folders, cases or cases:NN")
     print(*different, sep="\n")
     print(f"{cases} cases, {len(runs)} runs: {'verdicts differ' if different else 'every verdict the same'}")
     return 1 if different else 0

@@ -5,14 +5,13 @@
     python benchmarks/patch_table.py --out table --show       # the table and totals of what is there
 
 A family's calls (``generate`` for generators, ``forward`` for the others) are put into as few graphs as can
-serve them; a cell passes if every graph passes every stage, other sizes included. Where one graph of all calls
-of a generator fails, prompts and single tokens are tried as two (``prefill``, ``decode``), as a person would.
+serve them; a cell passes if every graph passes every stage, other sizes included. Where one graph of all
+calls of a generator fails, prompts and single tokens are tried as two (``prefill``, ``decode``).
 Each cell runs in a process of its own, forked from one that imported everything, and is written to
 ``OUT/<family>.json`` as soon as it is known: a second run does what is missing, and what died.
 
 Prompts of decoders carry no padding, unless ``--padded``: positions that attend to nothing are 0 in torch and
-something else in an ONNX graph (which the modes ``torch`` and ``all`` cure), a difference that would hide every
-other one.
+something else in an ONNX graph (which the modes ``torch`` and ``all`` cure), and would hide everything else.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ LIMIT_SECONDS = 600
 OURS = ("torch", "transformers", "rewrite", "all")
 
 #: What a spec cannot say: which family, with which masks. Read by `build` and `calls` in the child.
-_CHOSEN: list[Family] = []
+CHOSEN: list[Family] = []
 
 Cell = dict[str, Any]
 
@@ -69,12 +68,12 @@ def family_of(name: str, padded: bool) -> Family:
 
 def build() -> torch.nn.Module:
     """The factory of the spec."""
-    return _CHOSEN[0].model
+    return CHOSEN[0].model
 
 
 def calls(model: torch.nn.Module) -> None:
     """The calls of the spec."""
-    _CHOSEN[0].run()
+    CHOSEN[0].run()
 
 
 def graphs_of(family: Family) -> list[dict[str, list[int]]]:
@@ -101,9 +100,9 @@ def graphs_of(family: Family) -> list[dict[str, list[int]]]:
 def measure(name: str, exporter: str, mode: str, padded: bool) -> Cell:
     """The outcome of one cell, graph by graph."""
     began = time.perf_counter()
-    _CHOSEN[:] = [family_of(name, padded)]
+    CHOSEN[:] = [family_of(name, padded)]
     cell: Cell = {}
-    for graphs in graphs_of(_CHOSEN[0]):
+    for graphs in graphs_of(CHOSEN[0]):
         before = cell
         cell = _outcome(name, exporter, mode, graphs)
         if all(one["verdict"] == "pass" for one in cell["graphs"].values()):
@@ -114,25 +113,28 @@ def measure(name: str, exporter: str, mode: str, padded: bool) -> Cell:
     return cell
 
 
-def _outcome(name: str, exporter: str, mode: str, graphs: dict[str, list[int]]) -> Cell:
+def spec_run(folder: str, name: str, exporter: str, mode: str, graphs: dict[str, list[int]]) -> SpecRun:
+    """The family of `CHOSEN` as a spec in `folder`."""
     split = f", graphs: {json.dumps(graphs)}" if len(graphs) > 1 else ""
+    path = Path(folder, f"{name}.yaml")
+    path.write_text(
+        'exportcheck: 1\nmodel: {factory: "patch_table:build"}\n'
+        f'observe: {{calls: "patch_table:calls", batch_dims: true{split}}}\n'
+        f"matrix: {{exporters: [{exporter}], patch_modes: [{mode}]}}\n"
+    )
+    return SpecRun(load_spec(path, Path(folder)))
+
+
+def _outcome(name: str, exporter: str, mode: str, graphs: dict[str, list[int]]) -> Cell:
+    cell: Cell = {"graphs": {}, "calls": graphs}
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, f"{name}.yaml")
-        path.write_text(
-            'exportcheck: 1\nmodel: {factory: "patch_table:build"}\n'
-            f'observe: {{calls: "patch_table:calls", batch_dims: true{split}}}\n'
-            f"matrix: {{exporters: [{exporter}], patch_modes: [{mode}]}}\n"
-        )
-        spec = load_spec(path, Path(folder))
-        run = SpecRun(spec)
-        cell: Cell = {"graphs": {}, "calls": graphs}
-        for graph in spec.graph_names:
+        run = spec_run(folder, name, exporter, mode, graphs)
+        for graph in run.spec.graph_names:
             record: dict[str, Any] = {}
+            case = CaseId(run.spec.relative, exporter, mode, "cpu", "float32", graph)
             outcome: dict[str, Any] = {"verdict": "pass"}
             try:
-                run_case(
-                    run, CaseId(path.name, exporter, mode, "cpu", "float32", graph), lambda s: None, record
-                )
+                run_case(run, case, lambda stage: None, record)
             except ExportCheckError as error:
                 outcome = {"verdict": error.stage, "message": error.message, "place": _place(error)}
             outcome["patches"] = (record.get("patches") or {}).get("called", {})

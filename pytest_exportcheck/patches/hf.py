@@ -79,8 +79,8 @@ def _dotted(owner: Any) -> str:
     if isinstance(owner, type):
         return f"{owner.__module__}.{owner.__qualname__}"
     raise PatchError(
-        f"patch mode hf: transformers.exporters registers a patch of {owner!r}, neither a path, a module nor a "
-        "class; the mode is written for transformers 5.20 to 5.24"
+        f"patch mode hf: transformers.exporters registers a patch of {owner!r}, neither a path, a module "
+        "nor a class; the mode is written for transformers 5.20 to 5.24"
     )
 
 

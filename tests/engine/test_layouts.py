@@ -97,7 +97,8 @@ def test_the_command_says_who_registered_what(tmp_path: Path) -> None:
     """A mode of the user's is imported first, and whatever it registers is shown."""
     (tmp_path / "mine.py").write_text(
         "from transformers.integrations.executorch import register_dynamic_cache_export_support\n"
-        "register_dynamic_cache_export_support()\npatches = {'torch.nn.functional.mish': lambda input: input}\n"
+        "register_dynamic_cache_export_support()\n"
+        "patches = {'torch.nn.functional.mish': lambda input: input}\n"
     )
     command = [sys.executable, "-m", "pytest_exportcheck.cli", "patches", "--pytrees"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -147,7 +147,7 @@ def test_hf_takes_owners_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
         assert torch.sin(torch.zeros(1)).item() == 1.0
         assert layer(torch.ones(1, 2)).shape == (1, 2)
         assert not activity.resting
-    assert [name for name in activity.called()] == [
+    assert list(activity.called()) == [
         "dynamo:torch.sin",
         "dynamo:torch.nn.modules.linear.Linear.forward",
     ]
