@@ -100,7 +100,7 @@ def test_a_foreign_layout_is_said_before_the_export(pytester):
     result.stdout.fnmatch_lines(
         [
             "*FlatteningWarning: DynamicCache was registered as a pytree node by *in "
-            "transformers.integrations.executorch (a list of keys and a list of values); its layout is replaced *"
+            "transformers.integrations.executorch (a list of keys and a list of values); its layout is *"
             "exports of your own fail with it: call torch.onnx.export inside register_flattening_functions()*"
         ]
     )
