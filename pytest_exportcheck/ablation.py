@@ -117,8 +117,15 @@ class _Runs:
         if found.same_as is not None:
             self.by_graph += 1
             other = self.known[found.same_as]
+            late = other.late & wanted
             found = replace(
-                found, verdict=other.verdict, message=other.message, late=other.late, program=other.program
+                found,
+                verdict=other.verdict,
+                message=other.message,
+                used=found.used | late,
+                eager=other.eager & wanted,
+                late=late,
+                program=other.program,
             )
         return self._note(wanted, found)
 
@@ -243,6 +250,8 @@ def ablate(
         # One of our own: what it notes as used is of this case.
         mode = loaded.subset(_names(loaded, run, case), name)
         if mode.observed_under_itself:
+            # Anew: which patches are called meanwhile decides what runs without them may share.
+            run.drop_mode(name)
             run.modes[name] = mode
         observation = run.observe(
             case.device, case.dtype, name if mode.observed_under_itself else "none", enter

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_exportcheck import ablation
+from pytest_exportcheck import ablation, pipeline
 from pytest_exportcheck.ablation import ablate, one_thread
 from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.cli import main
@@ -201,7 +201,28 @@ def test_a_mode_that_is_observed_under_itself(tmp_path: Path) -> None:
     run = make_run(tmp_path, source)
     with one_thread():
         found = ablate(run, CaseId(run.spec.relative, "torch-export", "net.py:itself", "cpu", "float32"))
-    assert _kinds(found) == {"cured": "needed", "wrapped": "neutral"}
+        assert _kinds(found) == {"cured": "needed", "wrapped": "neutral"}
+
+
+def test_calls_are_observed_again_without_what_was_called_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The patches of a mode that is observed under itself may change what the inputs are."""
+    source = NET + (
+        "\nfrom pytest_exportcheck.patches.modes import PatchList\n"
+        "both = [lambda model, target: [cured, idle]]\n"
+        'itself = PatchList("itself", both, observed_under_itself=True)\n'
+    )
+    run = make_run(tmp_path, source)
+    case = CaseId(run.spec.relative, "torch-export", "net.py:itself", "cpu", "float32")
+    seen: list[str] = []
+    observe = pipeline.observe
+    monkeypatch.setattr(pipeline, "observe", lambda *given: seen.append(given[5]) or observe(*given))
+    monkeypatch.setattr(ablation, "_may_fork", lambda device: False)
+    for _ in range(2):  # another graph of the same spec
+        seen.clear()
+        assert _kinds(ablate(run, case)) == {"cured": "needed"}
+        assert seen == ["net.py:itself", "net.py:itself with 1 patches"]
 
 
 def test_onnx_conversions_of_one_program_are_made_once(
