@@ -46,9 +46,6 @@ from pytest_exportcheck.pipeline import SpecRun, run_case
 from pytest_exportcheck.pytrees import register_flattening_functions
 from pytest_exportcheck.spec import load_spec
 
-#: CPU seconds of a cell: what a crowded machine takes for it is no fact about the family.
-LIMIT_SECONDS = 600
-
 #: The modes that are ours, for "only one of ours cures".
 OURS = ("torch", "transformers", "rewrite", "all")
 
@@ -153,15 +150,18 @@ def _place(error: ExportCheckError) -> str:
     return ""
 
 
-def forked(name: str, exporter: str, mode: str, padded: bool) -> Cell:
-    """`measure` in a child process, whose state cannot reach the next cell."""
+def forked(name: str, exporter: str, mode: str, padded: bool, limit: int) -> Cell:
+    """`measure` in a child process, whose state cannot reach the next cell.
+
+    `limit`: CPU seconds, since what a crowded machine takes for a cell is no fact about the family.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reader)
         status = 1
         try:
-            resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_SECONDS, LIMIT_SECONDS))
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
             devnull = os.open(os.devnull, os.O_WRONLY)
             os.dup2(devnull, 1)
             os.dup2(devnull, 2)
@@ -253,6 +253,7 @@ def main() -> None:
     )
     parser.add_argument("--exporters", nargs="+", default=["onnx-dynamo"])
     parser.add_argument("--padded", action="store_true", help="prompts of decoders with padding on the left")
+    parser.add_argument("--limit", type=int, default=600, help="CPU seconds of a cell")
     parser.add_argument("--again", action="store_true", help="run what is there already, too")
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args()
@@ -275,7 +276,7 @@ def main() -> None:
                 known = row.get(f"{exporter}/{mode}")
                 if options.show or (known and known["graphs"] and not options.again):
                     continue
-                cell = row[f"{exporter}/{mode}"] = forked(name, exporter, mode, options.padded)
+                cell = row[f"{exporter}/{mode}"] = forked(name, exporter, mode, options.padded, options.limit)
                 write_atomically(path, json.dumps(row, indent=1) + "\n")
                 print(f"{name} {exporter} {mode}: {text_of(cell)} ({cell.get('seconds', '?')} s)", flush=True)
     show(rows, options.exporters, modes)
