@@ -234,12 +234,22 @@ def show(rows: dict[str, dict[str, Cell]], exporters: list[str], modes: list[str
         print(f"only a mode of ours cures {len(only_ours)}: {', '.join(only_ours) or 'none'}")
         print(f"only hf cures {len(only_hf)}: {', '.join(only_hf) or 'none'}")
         print(f"pass under none, and not under a mode {len(lost)}: {', '.join(lost) or 'none'}")
-        uncured = [name for name, good in passed.items() if not good and any(cells[name].values())]
+        measured = {
+            name: [cell for cell in row.values() if cell and cell["graphs"]] for name, row in cells.items()
+        }
+        no_answer = [
+            f"{name} ({mode})"
+            for name, row in cells.items()
+            for mode, cell in row.items()
+            if cell and not cell["graphs"]
+        ]
+        if no_answer:
+            print(f"no verdict (out of time, or died) {len(no_answer)}: {', '.join(no_answer)}")
+        uncured = [name for name, good in passed.items() if not good and measured[name]]
         print(f"no mode cures {len(uncured)}:")
         for name in uncured:
-            best = next((cells[name][m] for m in ("all", *modes) if m in modes and cells[name][m]), None)
-            assert best is not None
-            print(f"  {name}: {why(best)[:240]}")
+            best = cells[name].get("all")
+            print(f"  {name}: {why(best if best and best['graphs'] else measured[name][-1])[:240]}")
 
 
 def main() -> None:
