@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
+
+from pytest_exportcheck.checks.compare import Tolerances, compare_leaf
 
 from .helpers import make_run, verdict
 
@@ -113,3 +116,82 @@ def test_what_is_written_into_inputs_is_something_to_compare(tmp_path):
     )
     stage, error, _ = verdict(run, "torch-export")
     assert stage == "pass", error
+
+
+FUNCTIONS_OF_SIZES = [
+    "int(x.shape[1] * 0.5)",
+    "math.floor(x.shape[1] / 3)",
+    "math.ceil(x.shape[1] / 2)",
+    "math.trunc(x.shape[1] * 0.7)",
+]
+
+
+@pytest.mark.parametrize("size", FUNCTIONS_OF_SIZES)
+def test_a_branch_on_a_real_function_of_a_size_is_found_from_the_other_side(tmp_path, size):
+    """`F.interpolate` with a fractional scale computes sizes like these."""
+    run = make_run(
+        tmp_path,
+        f"""
+        import math
+
+
+        class Branch(nn.Module):
+            def forward(self, x):
+                if {size} > 9:
+                    return x * 2
+                return x
+
+
+        def build_model():
+            return Branch()
+
+
+        def calls():
+            return [((torch.randn(n, 3 * n),), {{}}) for n in (2, 3)]
+        """,
+    )
+    stage, error, record = verdict(run, "onnx-dynamo")
+    assert stage == "resize", (error, record.get("resize"))
+    assert "decided at" in str(error)
+    assert f"if {size}" in str(error)
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_sizes_of_a_fractional_scale_are_compared(tmp_path, exporter):
+    run = make_run(
+        tmp_path,
+        """
+        class Upsample(nn.Module):
+            def forward(self, x):
+                return nn.functional.interpolate(x, scale_factor=1.5, mode="nearest")
+
+
+        def build_model():
+            return Upsample()
+
+
+        def calls():
+            return [((torch.randn(n, 3, 2 * n, 6),), {}) for n in (2, 3)]
+        """,
+    )
+    stage, error, record = verdict(run, exporter)
+    assert stage in ("pass", "resize"), error
+    assert record["resize"]["passed"]
+
+
+def transform(imaginary):
+    """Real and imaginary parts of a transform; those of a symmetric signal are zero but for rounding."""
+    torch.manual_seed(0)
+    return torch.stack([torch.randn(3, 40) * 5, torch.randn(3, 40) * imaginary], -1)
+
+
+def test_a_slice_that_is_zero_but_for_rounding_may_round_otherwise():
+    expected = transform(2e-7)
+    got = expected + torch.randn(3, 40, 2) * torch.tensor([0.0, 3e-7])
+    assert compare_leaf("output", expected, got, Tolerances()).ok
+    assert not compare_leaf("output", expected, got + torch.tensor([0.0, 3e-5]), Tolerances()).ok
+
+
+def test_a_small_slice_that_is_no_rounding_keeps_its_own_tolerance():
+    expected = transform(1e-4)
+    assert not compare_leaf("output", expected, expected + torch.tensor([0.0, 1e-6]), Tolerances()).ok
