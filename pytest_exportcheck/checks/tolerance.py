@@ -29,6 +29,10 @@ _DEFAULTS: dict[torch.dtype, tuple[float, float]] = {
 #: a slice whose values are small by chance as good as impossible.
 _SLICE_VALUES, _SLICE_FACTOR = 16, 10.0
 
+#: A slice whose values are all below so many roundings of the output's size would be zero but for rounding
+#: (the imaginary parts of the transform of a symmetric signal): its atol is not below that.
+_ROUNDINGS = 8
+
 #: The default atol is not scaled below this share, nor above this multiple, of the value in `_DEFAULTS`. The
 #: lower end leaves room for outputs that would be zero but for rounding.
 _SCALE = (1e-3, 1e3)
@@ -67,7 +71,7 @@ class Tolerances:
         atol, rtol = self._given(path)
         if not (expected.is_floating_point() or expected.is_complex()):
             return Tolerance(0.0, 0.0)
-        default_atol, default_rtol = self._default(expected)
+        default_atol, default_rtol, _ = self._default(expected)
         if atol is None:
             atol = default_atol * _clamped(_size_of(expected))
         return Tolerance(atol, default_rtol if rtol is None else rtol)
@@ -76,7 +80,8 @@ class Tolerances:
         """The atol of every element, as something that broadcasts; `whole` is what `of` returned."""
         if self._given(path)[0] is not None:
             return whole.atol
-        return _slice_sizes(expected) * self._default(expected)[0]
+        atol, _, eps = self._default(expected)
+        return _slice_sizes(expected, _ROUNDINGS * eps, atol) * atol
 
     def _given(self, path: str) -> tuple[float | None, float | None]:
         atol, rtol = self.atol, self.rtol
@@ -87,9 +92,11 @@ class Tolerances:
                 break
         return atol, rtol
 
-    def _default(self, expected: torch.Tensor) -> tuple[float, float]:
-        known = [_DEFAULTS[dtype] for dtype in (expected.dtype, self.computed_in) if dtype in _DEFAULTS]
-        return max(known, default=(1e-5, 1e-4))
+    def _default(self, expected: torch.Tensor) -> tuple[float, float, float]:
+        """(atol, rtol, distance from 1 to the next number) of the coarser dtype."""
+        dtypes = [dtype for dtype in (expected.dtype, self.computed_in) if dtype in _DEFAULTS]
+        known = [(*_DEFAULTS[dtype], float(torch.finfo(dtype).eps)) for dtype in dtypes if dtype is not None]
+        return max(known, default=(1e-5, 1e-4, float(torch.finfo(torch.float32).eps)))
 
 
 def _clamped(size: float) -> float:
@@ -116,8 +123,11 @@ def _size_of(tensor: torch.Tensor) -> float:
         flat = below
 
 
-def _slice_sizes(expected: torch.Tensor) -> torch.Tensor:
-    """What the default atol is scaled by, for each element: the size of the output, less in small slices."""
+def _slice_sizes(expected: torch.Tensor, rounding: float, atol: float) -> torch.Tensor:
+    """What `atol`, the default, is scaled by, for each element: the size of the output, less in small slices.
+
+    `rounding`: a slice below this share of the output's size is zero but for rounding.
+    """
     size = _size_of(expected)
     values = expected.detach().abs().to(torch.float64)
     values = values.where(torch.isfinite(values) & (values <= size), 0.0)
@@ -127,6 +137,8 @@ def _slice_sizes(expected: torch.Tensor) -> torch.Tensor:
         if not others or values.shape[axis] < 2:
             continue
         enough = (values > 0).sum(others, keepdim=True) >= _SLICE_VALUES
-        largest = (values.amax(others, keepdim=True) * _SLICE_FACTOR).clamp(*_SCALE)
+        largest = values.amax(others, keepdim=True)
+        least = torch.where(largest <= rounding * size, rounding * size / atol, _SCALE[0])
+        largest = (largest * _SLICE_FACTOR).clamp(max=_SCALE[1]).maximum(least)
         scale = torch.minimum(scale, largest.where(enough, math.inf))
     return scale
