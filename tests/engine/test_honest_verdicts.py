@@ -195,3 +195,27 @@ def test_a_slice_that_is_zero_but_for_rounding_may_round_otherwise():
 def test_a_small_slice_that_is_no_rounding_keeps_its_own_tolerance():
     expected = transform(1e-4)
     assert not compare_leaf("output", expected, expected + torch.tensor([0.0, 1e-6]), Tolerances()).ok
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("nn.Sequential(nn.LazyLinear(5))", "a model whose 0.weight has no shape yet: call it once"),
+        ("torch.jit.script(nn.Linear(3, 3))", "TorchScript can neither be observed nor captured"),
+    ],
+)
+def test_a_model_that_cannot_be_observed_is_refused_with_what_to_do(tmp_path, model, message):
+    run = make_run(
+        tmp_path,
+        f"""
+        def build_model():
+            return {model}
+
+
+        def calls():
+            return [((torch.randn(n, 3),), {{}}) for n in (2, 4)]
+        """,
+    )
+    stage, error, _ = verdict(run, "torch-export")
+    assert stage == "load", error
+    assert message in error.message
