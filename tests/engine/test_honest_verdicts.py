@@ -219,3 +219,40 @@ def test_a_model_that_cannot_be_observed_is_refused_with_what_to_do(tmp_path, mo
     stage, error, _ = verdict(run, "torch-export")
     assert stage == "load", error
     assert message in error.message
+
+
+def test_an_output_that_is_zero_but_for_rounding_may_round_otherwise(tmp_path):
+    run = make_run(
+        tmp_path,
+        """
+        class Cancels(nn.Module):
+            def forward(self, x):
+                probabilities = x.softmax(-1)
+                return nn.functional.layer_norm(x, (64,)).mean(-1), probabilities.sum(-1) - 1
+
+
+        def build_model():
+            return Cancels()
+
+
+        def calls():
+            torch.manual_seed(1)
+            return [((torch.randn(n, 64),), {}) for n in (20, 30)]
+        """,
+    )
+    stage, error, record = verdict(run, "onnx-dynamo")
+    assert stage == "pass", error
+    assert max(row["max_abs"] for row in record["outputs"]) > 0, (
+        "the runtimes round otherwise, or nothing is shown"
+    )
+
+
+@pytest.mark.parametrize(("size", "error"), [(1e-7, 1e-6), (1e-6, 1e-7), (1e-4, 1e-6)])
+def test_a_small_output_keeps_a_small_tolerance(size, error):
+    expected = torch.linspace(0.1, 1.0, 30) * size
+    assert not compare_leaf("output", expected, expected + error, Tolerances()).ok
+
+
+def test_half_precision_has_small_outputs_that_are_no_rounding():
+    expected = (torch.linspace(0.1, 1.0, 30) * 1e-3).half()
+    assert not compare_leaf("output", expected, expected * 2, Tolerances()).ok
