@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from ..pytrees import clone_tree, register_flattening_functions
+from .attach import attached
 from .candidate import InputCandidate
 from .interface import InferenceError, Interface, infer_interface, warn
 from .placement import PLACES, Place
@@ -171,19 +172,10 @@ class InputObserver:
             # After `model.compile()` a call does not reach `forward` but through a trace, which is no
             # observation.
             attribute = "_compiled_call_impl"
-        had = attribute in vars(target)
-        original = getattr(target, attribute)
         seen = self.info.seen
-        setattr(target, attribute, self._wrap(original, store_n_calls, keep, store))
-        try:
-            with register_flattening_functions(None):
-                yield self
-        finally:
-            if had:
-                setattr(target, attribute, original)
-            else:
-                # Left on the instance it would shadow every later patch of the class.
-                delattr(target, attribute)
+        observed_method = self._wrap(getattr(target, attribute), store_n_calls, keep, store)
+        with attached(target, attribute, observed_method), register_flattening_functions(None):
+            yield self
         if store_n_calls and self.info.seen > seen and self.is_empty() and not self.info.lost:
             warnings.warn(
                 f"{self.info.seen - seen} calls were made and none was recorded: they raised, or an exporter "
