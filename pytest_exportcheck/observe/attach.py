@@ -8,9 +8,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["attached"]
+__all__ = ["attached", "has_forward_hooks"]
 
 _MISSING = object()
+
+
+def has_forward_hooks(module: torch.nn.Module) -> bool:
+    """Whether something of the module's own runs around its ``forward``."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _put(held: dict[str, Any], values: dict[str, Any]) -> None:

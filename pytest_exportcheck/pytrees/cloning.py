@@ -12,7 +12,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .caches import clone_leaf_by_leaf, is_cache
 
-__all__ = ["clone_cache", "clone_leaf", "clone_tensor", "clone_tree", "is_wrapper"]
+__all__ = [
+    "clone_cache",
+    "clone_leaf",
+    "clone_tensor",
+    "clone_tree",
+    "is_transformed",
+    "is_wrapper",
+    "transforms",
+]
 
 #: Makes the copy of a tensor.
 CopyTensor = Callable[[torch.Tensor], torch.Tensor]
@@ -21,6 +29,24 @@ CopyTensor = Callable[[torch.Tensor], torch.Tensor]
 def is_wrapper(value: Any) -> bool:
     """Whether `value` is a tensor made of others: a quantized one."""
     return bool(is_traceable_wrapper_subclass(value))
+
+
+def transforms() -> tuple[str, ...]:
+    """Names of the transforms of `torch.func` that are under way, outermost first."""
+    return tuple([str(level.key()) for level in torch._C._functorch.get_interpreter_stack() or ()])
+
+
+def is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether the values of `tensor` are not its own: batched by `torch.func.vmap`, or functionalized.
+
+    What `torch.func.grad` and its like wrap holds its values, and stays a tensor afterwards.
+    """
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if not functorch.is_gradtrackingtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
 
 
 def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
