@@ -13,6 +13,7 @@ from ..dims import DimExpr
 from ..errors import ObserveError
 from ..pytrees import flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
+from ..pytrees.cloning import Unkept
 from ..pytrees.paths import render_path, same_constant
 from .records import RecordedCall
 from .symbols import Axis, name_axes
@@ -228,7 +229,8 @@ def _call_text(indices: Sequence[int]) -> str:
 def _check_constant(path: str, values: dict[int, Any]) -> Any:
     """The value that all calls agree on; `ObserveError` names argument, calls and values otherwise."""
     groups: list[tuple[Any, list[int]]] = []
-    for index, value in values.items():
+    # Of those that mean the same, the value itself rather than what stands for it.
+    for index, value in sorted(values.items(), key=lambda item: isinstance(item[1], Unkept)):
         for known, indices in groups:
             if same_constant(known, value):
                 indices.append(index)
@@ -502,7 +504,9 @@ def _limits(shapes: GraphShapes) -> dict[str, int]:
         for name in ("self_attention_cache", "cross_attention_cache"):
             if hasattr(value, name):
                 visit(getattr(value, name), f"{path}.{name}")
-        for index, layer in enumerate(getattr(value, "layers", None) or ()):
+        layers = getattr(value, "layers", None)
+        # A constant may have a number there.
+        for index, layer in enumerate(layers if isinstance(layers, (list, tuple)) else ()):
             window = getattr(layer, "sliding_window", None)
             leaf = shapes.leaves.get(f"{path}.layers.{index}.keys")
             if isinstance(window, int) and isinstance(leaf, TensorLeaf) and len(leaf.dims) == 4:

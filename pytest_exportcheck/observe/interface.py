@@ -19,6 +19,7 @@ from ..dims import DimExpr
 from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
+from ..pytrees.cloning import Unkept
 from ..pytrees.paths import same_constant
 from ..spec.names import choices, suggest
 from .dynamic import dynamic_shapes_for, symbol_label
@@ -325,7 +326,7 @@ class Interface:
                 )
         for leaf in self.shapes.leaves.values():
             if isinstance(leaf, ConstantLeaf) and not is_constant(leaf.value):
-                kind = type(leaf.value)
+                kind = leaf.value.kind if isinstance(leaf.value, Unkept) else type(leaf.value)
                 found.append(
                     f"argument {leaf.path} is a {kind.__module__}.{kind.__qualname__}: torch.export takes no "
                     "such input; register it with register_class_flattening, or bake it into the model"

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from ..pytrees import clone_tree
-from ..pytrees.cloning import is_transformed, transforms
+from ..pytrees.cloning import PLAIN, Unkept, is_transformed, transforms
 from .probe import Pattern
 from .records import InputObserverInfo, ObserverWarning, RecordedCall, shape_only, structure_of
 
@@ -25,8 +25,6 @@ _MOST_SHAPE_CALLS = 64
 
 #: Kinds of calls that cannot be copied; after so many nothing is tried any more.
 _MOST_REFUSED = 8
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def _is_tracing(leaves: Collection[Any]) -> bool:
@@ -46,13 +44,17 @@ def _check_transforms(leaves: Collection[Any]) -> None:
         )
 
 
+def _unkept(item: Any) -> Any:
+    return clone_tree(item) if isinstance(item, slice) else Unkept(type(item))
+
+
 def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """What a call has in common with others that cannot be copied for the same reason."""
     try:
         leaves = _pytree.tree_leaves((args, kwargs))
     except Exception:  # the flattening of a class may be what fails
         leaves = [*args, *kwargs.values()]
-    described = [leaf if isinstance(leaf, _PLAIN) else type(leaf) for leaf in leaves]
+    described = [leaf if isinstance(leaf, PLAIN) else type(leaf) for leaf in leaves]
     return (transforms(), tuple(kwargs), *described)
 
 
@@ -252,7 +254,7 @@ class Recorder:
             if any(isinstance(leaf, torch.Tensor) and is_transformed(leaf) for leaf in leaves):
                 self._say("the shapes of a call under torch.func.vmap do not count", 3)
                 return False
-            call = RecordedCall(0, shape_only(arguments), None, 0.0, len(args), number)
+            call = RecordedCall(0, shape_only(arguments, _unkept), None, 0.0, len(args), number)
             info.shape_calls.append(call)
             self._pattern.absorb_call(arguments)
         except Exception as error:  # the user's call must not fail because of the recording

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import functools
+import gc
 import io
 import pickle
+import random
 import threading
+import types
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from pytest_exportcheck import InputObserver, ObserverWarning
+from pytest_exportcheck import InputObserver, ObserverWarning, make_dynamic_cache
+from pytest_exportcheck.observe.observer import InferenceError
 
-from .helpers import call, module, observe
+from .helpers import DYNAMIC, call, module, observe
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest_exportcheck.ObserverWarning")
 
@@ -49,6 +57,13 @@ class Outer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x)
+
+
+class Plain:
+    """An argument that is no pytree node."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
 
 
 def ones(*shape: int, value: float = 1.0) -> torch.Tensor:
@@ -304,3 +319,229 @@ def test_a_method_that_no_call_reaches_is_said() -> None:
         model(ones(2, 3))
     with pytest.raises(RuntimeError, match=r"No inputs were captured\. no call reached Double\.other"):
         observer.infer_arguments()
+
+
+# Beyond the limit
+
+
+def _cache(*lengths: int) -> Any:
+    return make_dynamic_cache([(ones(2, 2, n, 4), ones(2, 2, n, 4)) for n in lengths])
+
+
+def _beyond_and_within(*arguments: Any) -> tuple[Any, Any]:
+    """The shapes of the argument, if one call is kept and if all are."""
+    calls = [call(ones(2), value) for value in arguments]
+    found = [observe(lambda x, cache: x, *calls, store_n_calls=n) for n in (1, len(calls))]
+    return tuple(observer.infer_dynamic_shapes()[1] for observer in found)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("layer", range(4))
+def test_every_layer_of_a_cache_counts_beyond_the_limit(layer: int) -> None:
+    caches = [_cache(*(n if index == layer else 5 for index in range(4))) for n in (5, 6, 7)]
+    beyond, within = _beyond_and_within(*caches)
+    assert beyond == within
+    assert beyond[2 * layer] == {2: DYNAMIC}
+
+
+def test_layers_that_grew_alike_and_part_later_are_news() -> None:
+    caches = [_cache(*lengths) for lengths in ((5, 5, 5), (6, 6, 6), (7, 7, 7), (8, 8, 9), (9, 9, 8))]
+    observer = observe(lambda cache: ones(1), *(call(c) for c in caches), store_n_calls=2)
+    assert [c.number for c in observer.info.shape_calls] == [3]
+
+
+def test_layers_that_grew_alike_are_no_news() -> None:
+    caches = [_cache(n, n, n) for n in range(4, 40)]
+    observer = observe(lambda cache: ones(1), *(call(c) for c in caches), store_n_calls=2)
+    assert observer.info.shape_calls == []
+
+
+def test_values_of_a_layer_count_beyond_the_limit() -> None:
+    def cache(n: int) -> Any:
+        made = _cache(5, 5, 5)
+        made.layers[1].values = ones(2, 2, 5, n)
+        return made
+
+    beyond, within = _beyond_and_within(*(cache(n) for n in (4, 5, 6)))
+    assert beyond == within
+    assert beyond[3] == {3: DYNAMIC}
+
+
+def test_what_a_layer_holds_beside_keys_and_values_counts_beyond_the_limit() -> None:
+    def cache(n: int) -> Any:
+        made = _cache(5, 5)
+        made.layers[1].states = {0: ones(2, n), 1: None}
+        made.beside = ones(n, 3)
+        return made
+
+    beyond, within = _beyond_and_within(*(cache(n) for n in (4, 5, 6)))
+    assert beyond == within
+    assert sum(map(bool, beyond)) == 2
+
+
+def test_a_layer_that_is_filled_later_counts_beyond_the_limit() -> None:
+    caches = [_cache(5, 5), _cache(5, 5), _cache(5, 5)]
+    caches[0].layers[1].keys = caches[0].layers[1].values = None
+    caches[0].layers[1].is_initialized = False
+    caches[2].layers[1].keys, caches[2].layers[1].values = ones(2, 2, 8, 4), ones(2, 2, 8, 4)
+    beyond, within = _beyond_and_within(*caches)
+    assert beyond == within
+    assert DYNAMIC in beyond[2].values()
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_shapes_alone_copy_no_object_that_is_no_pytree_node(limit: int) -> None:
+    class Held:
+        copied = 0
+
+        def __init__(self) -> None:
+            self.weight = ones(1000)
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            Held.copied += 1
+            return Held()
+
+    calls = [call(ones(n), Held(), {"inside": Held()}) for n in (2, 3, 4, 5)]
+    observer = observe(lambda x, held, more: x, *calls, store_n_calls=limit)
+    assert Held.copied == 2 * limit, "the values of the calls within the limit"
+    assert observer.infer_dynamic_shapes() == ({0: DYNAMIC}, None, {"inside": None})
+    assert Held.copied == 2 * limit
+
+
+def test_shapes_alone_hold_on_to_no_object_of_the_users() -> None:
+    held = [Plain(weight=ones(2)), Plain(weight=ones(2))]
+    references = [weakref.ref(item) for item in held]
+    observer = observe(lambda x, held: x, call(ones(2), held[0]), call(ones(3), held[1]), store_n_calls=0)
+    held.clear()
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    assert observer.infer_dynamic_shapes() == ({0: DYNAMIC}, None)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2])
+@pytest.mark.parametrize(
+    "pair", [(torch.float32, torch.float64), (slice(1), slice(2)), (1j, 2j), (torch.relu, torch.sigmoid)]
+)
+def test_constants_that_are_no_numbers_count_beyond_the_limit(pair: tuple[Any, Any], limit: int) -> None:
+    observer = observe(lambda x, c: x, *(call(ones(2), c) for c in pair), store_n_calls=limit)
+    assert len(observer.info.calls) + len(observer.info.shape_calls) == 2
+    if limit != 1:
+        with pytest.raises(InferenceError, match="different constant values"):
+            observer.infer_dynamic_shapes()
+    else:
+        with pytest.warns(ObserverWarning, match="left out: .*argument c is a constant"):
+            observer.infer_dynamic_shapes()
+
+
+# Constants
+
+
+class Slots:
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class Child(Slots):
+    __slots__ = ("more",)
+
+    def __init__(self, held: Any, more: Any) -> None:
+        super().__init__(held)
+        self.more = more
+
+
+def _cyclic(value: Any) -> Plain:
+    made = Plain(value=value, inside=Plain())
+    made.inside.parent = made
+    return made
+
+
+def _closure(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+#: What makes a constant of a number; equal for equal numbers and for no others.
+CONSTANTS: dict[str, Callable[[int], Any]] = {
+    "UserDict": lambda n: collections.UserDict(a=ones(2, value=n)),
+    "UserList": lambda n: collections.UserList([ones(2, value=n), 1]),
+    "slots": lambda n: Slots(n),
+    "slots of a base": lambda n: Child(ones(2, value=n), Slots(3)),
+    "object of slots": lambda n: Plain(a=[Slots(n)]),
+    "namespace": lambda n: types.SimpleNamespace(a=ones(2, value=n)),
+    "cycle": _cyclic,
+    "module": lambda n: torch.nn.Threshold(n, 1.0),
+    "partial": lambda n: functools.partial(torch.sum, dim=n),
+    "closure": _closure,
+    "bound method": lambda n: Slots(n).__init__,  # type: ignore[misc]
+    "iterator": lambda n: iter([n]),
+    "object array": lambda n: np.array([None, n], dtype=object),
+    "set in a dataclass": lambda n: frozenset({n}),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_constants_are_compared_by_what_they_hold(kind: str) -> None:
+    make = CONSTANTS[kind]
+    equal = observe(lambda x, c: x, call(ones(2), make(1)), call(ones(3), make(1)))
+    assert equal.infer_dynamic_shapes()[0] == {0: DYNAMIC}
+    other = observe(lambda x, c: x, call(ones(2), make(1)), call(ones(3), make(2)))
+    with pytest.raises(InferenceError, match="argument c is a constant that differs"):
+        other.infer_dynamic_shapes()
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [(torch.relu, torch.sigmoid), (_negative, ones), (torch.add, torch.nn.functional.relu), (np.sum, np.max)],
+)
+def test_two_functions_are_two_constants(pair: tuple[Any, Any]) -> None:
+    observer = observe(lambda x, c: x, *(call(ones(2), c) for c in pair))
+    with pytest.raises(InferenceError, match="argument c is a constant that differs"):
+        observer.infer_dynamic_shapes()
+
+
+@pytest.mark.parametrize("make", [torch.Generator, random.Random, np.random.default_rng])
+def test_a_source_of_random_numbers_is_one_constant_wherever_it_has_got_to(make: Callable[[], Any]) -> None:
+    observer = observe(lambda x, c: x, call(ones(2), make()), call(ones(3), make()))
+    assert observer.infer_dynamic_shapes()[0] == {0: DYNAMIC}
+    assert isinstance(observer.infer_arguments()[1], type(make()))
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+@pytest.mark.parametrize("layers", [4, None, "four", torch.tensor(4), {"a": 1}])
+def test_an_object_with_something_called_layers_is_no_cache(layers: Any, limit: int) -> None:
+    class ConfigCache(Plain):
+        pass
+
+    calls = [call(ones(n), Plain(layers=layers), ConfigCache(layers=layers)) for n in (2, 3, 4)]
+    observer = observe(lambda x, config, cache: x, *calls, store_n_calls=limit)
+    assert observer.info.lost == 0
+    assert observer.infer_dynamic_shapes() == ({0: DYNAMIC}, None, None)
+
+
+# Outputs
+
+
+@pytest.mark.parametrize("make", [Plain, lambda t: Slots(t), lambda t: {"a": [Slots((t, {t}))]}])
+@pytest.mark.parametrize("store", ["device", "disk"])
+def test_outputs_of_an_unregistered_class_that_need_grad_are_kept(make: Any, store: Any) -> None:
+    linear = torch.nn.Linear(3, 3)
+
+    def function(x: Any) -> Any:
+        given = linear(x)
+        assert given.requires_grad
+        return Plain(t=given) if make is Plain else make(given)
+
+    observer = observe(function, call(ones(2, 3)), call(ones(4, 3)), store=store)
+    assert (observer.num_obs(), observer.info.lost) == (2, 0)
+    assert observer.infer_dynamic_shapes() == ({0: DYNAMIC},)
+    kept = observer.info.calls[1].outputs
+    kept = kept.t if make is Plain else kept.held if isinstance(kept, Slots) else kept["a"][0].held[0]
+    assert torch.equal(kept, linear(ones(4, 3)))
+    assert not kept.requires_grad
+
+
+def test_arguments_of_an_unregistered_class_that_need_grad_are_kept() -> None:
+    hidden = torch.nn.Linear(3, 3)(ones(2, 3))
+    observer = observe(lambda x, state: x, call(ones(2), Plain(hidden=hidden)))
+    assert observer.num_obs() == 1
+    assert hidden.requires_grad
