@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class InputCandidate:
         self._names: tuple[str, ...] = tuple(str(index) for index in range(len(args)))
         self._aligned: Sequence[str] | None = None
         self._copies = False
+        #: A name of the record -> what the caller wrote.
+        self._spelled: Callable[[str], str] = str
 
     @classmethod
     def _recorded(
@@ -50,10 +52,11 @@ class InputCandidate:
         cst_kwargs: dict[str, Any],
         names: tuple[str, ...],
         aligned: Sequence[str] | None,
+        spelled: Callable[[str], str],
     ) -> InputCandidate:
         """Of a record: every access gives copies, since the record must stay as it is."""
-        made = cls(args, kwargs, False, cst_kwargs)
-        made._names, made._aligned, made._copies = names, aligned, True
+        made = cls(args, kwargs, False, {spelled(name): value for name, value in cst_kwargs.items()})
+        made._names, made._aligned, made._copies, made._spelled = names, aligned, True, spelled
         return made
 
     def _give(self, value: Any) -> Any:
@@ -72,7 +75,7 @@ class InputCandidate:
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments, without the constants."""
         given: dict[str, Any] = self._give(self._kwargs)
-        return given
+        return {self._spelled(name): value for name, value in given.items()}
 
     def _by_path(self) -> dict[str, torch.Tensor]:
         with register_flattening_functions(None):

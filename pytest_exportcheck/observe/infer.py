@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..errors import ObserveError
+from ..keypaths import root_of
 from ..pytrees import flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
 from ..pytrees.cloning import Unkept
@@ -126,7 +127,7 @@ class GraphShapes:
         """
         missing = self.missing(call)
         arguments = dict(call.arguments)  # the only time the values of the call are loaded
-        roots = dict.fromkeys(_root(path) for path in missing)
+        roots = dict.fromkeys(root_of(path) for path in missing)
         sizes = self.sizes.get(call.index, {})
         lost = []
         for root in roots:
@@ -159,7 +160,7 @@ class GraphShapes:
         of_cache = is_cache(self.template[root])
         have = dict(flatten_with_paths(given, root))
         leaves, spec = _pytree.tree_flatten(self.template[root])
-        paths = [path for path in self._template_paths() if _root(path) == root]
+        paths = [path for path in self._template_paths() if root_of(path) == root]
         built = []
         for path, leaf in zip(paths, leaves, strict=True):
             if isinstance(have.get(path), torch.Tensor):
@@ -181,10 +182,6 @@ class GraphShapes:
 
 class _Lost(Exception):
     """A tensor inside a container that a call lacks and nothing stands in for; the message is its path."""
-
-
-def _root(path: str) -> str:
-    return path.split(".", 1)[0]
 
 
 def container_name(value: Any) -> str | None:
@@ -358,7 +355,7 @@ def _infer(
             if path not in paths and (values[call.index][path] is not None or says_none):
                 if isinstance(values[call.index][path], torch.Tensor):
                     raise ObserveError(
-                        f"argument {_root(path)} has a different structure in {_call_text([call.index])}: "
+                        f"argument {root_of(path)} has a different structure in {_call_text([call.index])}: "
                         f"it holds {path}, other calls do not"
                     )
                 paths[path] = None
@@ -400,7 +397,7 @@ def _infer(
             is_default = path in defaults and same_constant(constants[path], defaults[path])
             # A `None` inside a container is a leaf of it, and counts where shapes are handed out leaf by
             # leaf.
-            if not is_default and (constants[path] is not None or path != _root(path)):
+            if not is_default and (constants[path] is not None or path != root_of(path)):
                 leaves_out[path] = ConstantLeaf(path, constants[path])
             continue
         first = next(iter(tensors[path].values()))
@@ -466,14 +463,16 @@ def _axes(
         for axis in range(rank):
             sizes: dict[int, int | None] = {i: tensor.shape[axis] for i, tensor in seen.items()}
             distinct = set(sizes.values())
-            is_batch = axis == 0 and (batch is True or (not isinstance(batch, bool) and _root(path) in batch))
+            is_batch = axis == 0 and (
+                batch is True or (not isinstance(batch, bool) and root_of(path) in batch)
+            )
             for call in calls:
                 if call.index in sizes:
                     continue
                 # An empty cache: as many leaves as in later calls, of length 0 (axis 2 of keys and values).
                 # States of linear attention have no length.
                 is_length = path.endswith((".keys", ".values")) and rank == 4
-                empty = is_length and is_cache(call.arguments.get(_root(path)))
+                empty = is_length and is_cache(call.arguments.get(root_of(path)))
                 sizes[call.index] = 0 if empty and axis == 2 else None
                 if empty and axis == 2:
                     distinct.add(0)

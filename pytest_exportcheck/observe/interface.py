@@ -17,6 +17,7 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..errors import ObserveError
+from ..keypaths import root_of
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
 from ..pytrees.cloning import Unkept
@@ -107,7 +108,7 @@ class Interface:
             if name in variadic:
                 nested.setdefault(str(self.signature.var_positional), [])
             elif name in extra:
-                nested.setdefault(str(self.signature.var_keyword), {})[name] = shape
+                nested.setdefault(str(self.signature.var_keyword), {})[self.signature.spelled(name)] = shape
             else:
                 nested[name] = shape
         if variadic:
@@ -147,7 +148,7 @@ class Interface:
         return min(self.calls, key=lambda call: len(self._missing(call)))
 
     def _missing(self, call: RecordedCall) -> list[str]:
-        return [p for p in self._lacking(call) if _root(p) not in self.stand_ins]
+        return [p for p in self._lacking(call) if root_of(p) not in self.stand_ins]
 
     def _lacking(self, call: RecordedCall) -> list[str]:
         have = call.shapes().leaves()
@@ -193,7 +194,7 @@ class Interface:
             order = {name: place for place, name in enumerate([*self.signature.names, *completed, *more])}
             completed = dict(sorted({**completed, **more}.items(), key=lambda item: order[item[0]]))
         unsafe = [
-            path for path in made if "cross_attention_cache" in path or not is_cache(given.get(_root(path)))
+            path for path in made if "cross_attention_cache" in path or not is_cache(given.get(root_of(path)))
         ]
         if unsafe:
             warn(
@@ -252,8 +253,9 @@ class Interface:
             It is neither, or the signature has no such argument.
         """
         if isinstance(given, Mapping):
-            check_names(given, self.signature, self.template)
-            return dict(given)
+            named = {self.signature.known_as(name): value for name, value in given.items()}
+            check_names(named, self.signature, self.template)
+            return named
         if isinstance(given, tuple):
             names = self.signature.positions(len(given))
             if len(names) < len(given):
@@ -339,10 +341,6 @@ def _shown(items: Sequence[str], most: int = 4) -> str:
     return text if len(items) <= most else f"{text} and {len(items) - most} more"
 
 
-def _root(path: str) -> str:
-    return path.split(".", 1)[0]
-
-
 def _labels(shapes: GraphShapes) -> dict[DimExpr, str]:
     """A label for every expression, no label for two of them."""
     labels: dict[DimExpr, str] = {}
@@ -384,7 +382,7 @@ def infer_interface(
         passed = [name for call in [*kept, *extra] for name in call.shapes().arguments]
         check_names(batch_names, signature, [*passed, *removed], strict=False)
     interface = _infer(kept, kept or extra, info, batch_names, stand_ins)
-    by_keyword = {key for key in value_if_missing if isinstance(key, str)}
+    by_keyword = {_named(signature, key) for key in value_if_missing if isinstance(key, str)}
     if kept and extra:
         fitting = list(kept)
         for call in extra:
@@ -429,7 +427,7 @@ def check_names(
 
 def _named(signature: CallSignature, key: int | str) -> str:
     if isinstance(key, str):
-        return key
+        return signature.known_as(key)
     names = signature.positions(max(key + 1, 0))
     if not 0 <= key < len(names):
         raise ValueError(f"the signature has no position {key}")

@@ -376,6 +376,7 @@ class InputObserver:
             raise RuntimeError("No input was captured: there is nothing to remove.")
         signature = self.info.signature
         assert signature is not None
+        known = {signature.known_as(name) for name in names}
         for name in names:
             if name in (signature.var_positional, signature.var_keyword):
                 raise ValueError(f"Cannot remove variadic argument {name!r}: name what it caught")
@@ -385,8 +386,8 @@ class InputObserver:
             for name in call.shapes().arguments
             if name not in self._removed
         }
-        removed = present.intersection(names)
-        self._removed |= set(names)
+        removed = present & known
+        self._removed |= known
         return len(removed)
 
     def check_discrepancies(

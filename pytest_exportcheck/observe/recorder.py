@@ -88,11 +88,13 @@ class Recorder:
         self._inside: set[int] = set()  # threads in which an observed call is under way
         self._refused: set[tuple[Any, ...]] = set()
         self._said: set[str] = set()
+        self._clashing = False  # keywords need names of their own
 
     def wrap(self, original: Callable[..., Any], limit: int, keep: str, place: str) -> Callable[..., Any]:
         """`original`, the calls of which are recorded; parameters as for `InputObserver.__call__`."""
         info, inside = self.info, self._inside
         self._refused, self._said = set(), set()
+        self._clashing = info.signature is not None and info.signature.clashing
 
         @functools.wraps(original)
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -231,14 +233,15 @@ class Recorder:
         if self._blind or len(info.shape_calls) >= _MOST_SHAPE_CALLS:
             return False
         try:
+            named = info.signature.by_name(kwargs) if self._clashing else kwargs
             if self._pattern is not None:
-                if self._pattern.covers(args, kwargs):
+                if self._pattern.covers(args, named):
                     return False
             else:
                 self._pattern = Pattern(info.signature.positions(max(len(args), 32)))
                 for call in [*info.calls, *info.shape_calls]:
                     self._pattern.absorb_call(call.shapes().arguments)
-                if self._pattern.covers(args, kwargs):
+                if self._pattern.covers(args, named):
                     return False
             arguments = info.signature.bind(args, kwargs)
             leaves = _pytree.tree_leaves(arguments)
@@ -246,7 +249,7 @@ class Recorder:
                 return False
             # A name that `bind` renames is known under both from now on.
             known = self._pattern.covers((), arguments)
-            self._pattern.absorb({n: v for n, v in kwargs.items() if n not in arguments})
+            self._pattern.absorb({n: v for n, v in named.items() if n not in arguments})
             if known:
                 return False
             if not shapes:

@@ -217,6 +217,7 @@ class InputObserverInfo:
             constants,
             names=tuple(name for name, _ in items[:count]),
             aligned=self.aligned,
+            spelled=self.signature.spelled if self.signature else str,
         )
 
     @property

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree
 
 from ..errors import ObserveError
+from ..keypaths import root_of
 from ..pytrees.caches import is_cache
 
 __all__ = ["InferenceError", "check_structure"]
@@ -19,10 +20,6 @@ class InferenceError(ObserveError, RuntimeError):
 
     def __str__(self) -> str:
         return "\n".join([self.message, *self.details])
-
-
-def _root(path: str) -> str:
-    return path.split(".", 1)[0]
 
 
 def _describe(value: Any) -> str:
@@ -78,7 +75,7 @@ def check_structure(where: Callable[[str], str], path: str, values: Mapping[int,
     if len(kinds) > 1:
         seen = "; ".join(f"{_describe(values[index])} in call {index}" for index in kinds.values())
         at = "" if "." not in path else f" at {path}"
-        raise InferenceError(f"{where(_root(path))} has a different structure{at} between calls: {seen}")
+        raise InferenceError(f"{where(root_of(path))} has a different structure{at} between calls: {seen}")
     first = next(iter(children.values()), {})
     for keys in first:
         column = {index: found[keys] for index, found in children.items()}

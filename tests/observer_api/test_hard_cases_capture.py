@@ -545,3 +545,89 @@ def test_arguments_of_an_unregistered_class_that_need_grad_are_kept() -> None:
     observer = observe(lambda x, state: x, call(ones(2), Plain(hidden=hidden)))
     assert observer.num_obs() == 1
     assert hidden.requires_grad
+
+
+# Names
+
+
+def _named_like_a_position(a: Any, /, **kwargs: Any) -> Any:
+    return a - 2 * kwargs["a"] + kwargs.get("a_by_name", 0)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_keyword_named_like_a_positional_only_argument_is_another_argument(limit: int) -> None:
+    model = module(_named_like_a_position)
+    observer = observe(model, *(call(ones(1, 3), a=ones(n, 3)) for n in (2, 4, 5)), store_n_calls=limit)
+    assert observer.infer_dynamic_shapes() == {"a": {}, "kwargs": {"a": {0: DYNAMIC}}}
+    if limit:
+        args, kwargs = observer.infer_arguments(as_args_kwargs=True)
+        assert (args[0].shape, kwargs["a"].shape) == ((1, 3), (2, 3))
+        assert torch.equal(model(*args, **kwargs), ones(2, 3, value=-1))
+        candidate = observer.info.inputs[0]
+        assert (candidate.args[0].shape, candidate.kwargs["a"].shape) == ((1, 3), (2, 3))
+
+
+def test_no_two_keywords_share_a_name() -> None:
+    model = module(_named_like_a_position)
+    calls = [call(ones(n), a=ones(n, value=5), a_by_name=ones(n, value=9)) for n in (2, 3)]
+    observer = observe(model, *calls)
+    args, kwargs = observer.infer_arguments(as_args_kwargs=True)
+    assert torch.equal(model(*args, **kwargs), ones(2, value=1 - 2 * 5 + 9))
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_a_keyword_named_like_an_item_of_star_args_is_another_argument(limit: int) -> None:
+    model = module(lambda x, *args, **kwargs: x + args[0] * kwargs["args_0"])
+    calls = [call(ones(1), ones(1, value=3), args_0=ones(n)) for n in (2, 4, 5)]
+    observer = observe(model, *calls, store_n_calls=limit)
+    assert observer.infer_dynamic_shapes() == {"x": {}, "args": ({},), "kwargs": {"args_0": {0: DYNAMIC}}}
+    args, kwargs = observer.infer_arguments(as_args_kwargs=True)
+    assert torch.equal(model(*args, **kwargs), ones(2, value=4))
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_a_keyword_with_a_dot_is_no_path(limit: int) -> None:
+    model = module(lambda **kwargs: kwargs["a.b"].sum() - kwargs["a"]["b"].sum())
+    calls = [call(**{"a": {"b": ones(2)}, "a.b": ones(n)}) for n in (5, 6, 7)]
+    observer = observe(model, *calls, store_n_calls=limit)
+    assert observer.infer_dynamic_shapes() == {"kwargs": {"a": {"b": {}}, "a.b": {0: DYNAMIC}}}
+    if limit:
+        assert model(**observer.infer_arguments()) == 3
+        given = {"a": {"b": ones(2)}, "a.b": ones(8)}
+        assert model(**observer.infer_arguments(given)) == 6
+        assert observer.infer_dynamic_shapes(set_batch_dimension_for={"a.b"})["kwargs"]["a"] == {"b": {}}
+        assert list(observer.info.inputs[0].kwargs) == ["a", "a.b"]
+        assert observer.remove_inputs(["a.b"]) == 1
+        assert list(observer.infer_arguments()) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["", "1", "a\\", "a\\.b", "x y"])
+def test_any_text_is_a_name_of_a_keyword(name: str) -> None:
+    model = module(lambda **kwargs: kwargs[name])
+    observer = observe(model, call(**{name: ones(2)}), call(**{name: ones(3)}))
+    assert observer.infer_dynamic_shapes() == {"kwargs": {name: {0: DYNAMIC}}}
+    assert list(observer.infer_arguments()) == [name]
+
+
+# Modules of TorchScript
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("script", [True, False])
+def test_scripted_and_traced_modules_are_observed(script: bool) -> None:
+    inner = torch.nn.Linear(3, 3)
+    made = torch.jit.script(inner) if script else torch.jit.trace(inner, ones(2, 3))
+    observer = InputObserver()
+    with observer(made):
+        made(ones(2, 3))
+        made(input=ones(4, 3))
+    assert observer.infer_dynamic_shapes() == {"input": {0: DYNAMIC}}
+    assert torch.equal(observer.info.flat_outputs[1][0], inner(ones(4, 3)))
+    assert type(made.forward) is torch.ScriptMethod
+
+
+def test_a_method_without_a_signature_is_refused_with_what_to_do() -> None:
+    model = Double()
+    model.forward = torch.neg  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"signature of .*neg.* cannot be read.*observe a module"):
+        InputObserver()(model).__enter__()
