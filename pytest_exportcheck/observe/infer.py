@@ -17,6 +17,7 @@ from ..pytrees.caches import is_cache
 from ..pytrees.cloning import Unkept
 from ..pytrees.paths import render_path, same_constant
 from .records import RecordedCall
+from .structure import differing_contexts
 from .symbols import Axis, name_axes
 
 __all__ = [
@@ -411,6 +412,8 @@ def _infer(
         template=template,
     )
     shapes.limits = _limits(shapes)
+    for root in template:
+        shapes.warnings += differing_contexts(root, {call.index: call.arguments.get(root) for call in calls})
     if len(calls) == 1:
         shapes.warnings.append("only one call was observed: an axis can be dynamic only through batch_dims")
     return shapes

@@ -28,7 +28,7 @@ from .infer import ConstantLeaf, ConstantsDiffer, GraphShapes, TensorLeaf, infer
 from .records import InputObserverInfo, ObserverWarning, RecordedCall, with_defaults
 from .resize import choose_example
 from .signature import CallSignature
-from .structure import InferenceError, check_structure
+from .structure import InferenceError, check_structure, differing_contexts
 
 __all__ = ["InferenceError", "Interface", "infer_interface"]
 
@@ -66,6 +66,10 @@ class Interface:
         Whether every argument was always passed by position.
     stand_ins:
         Value of an argument where a call lacks it, by name.
+    calls:
+        Those whose values were kept.
+    doubts:
+        What a program may refuse, as sentences.
     """
 
     signature: CallSignature
@@ -74,6 +78,7 @@ class Interface:
     positional: bool
     stand_ins: Mapping[str, Any]
     calls: list[RecordedCall]
+    doubts: Sequence[str] = ()
 
     def tensor_paths(self) -> list[str]:
         """Paths of the tensors, in the order of `template`."""
@@ -307,7 +312,7 @@ class Interface:
     def notes(self) -> list[str]:
         """Why the shapes may not be what a person expects."""
         tensors = self.shapes.tensors()
-        found = []
+        found = [*self.doubts]
         if tensors and not any(leaf.dynamic for leaf in tensors):
             count = len(self.shapes.sizes)
             why = "only one call was observed" if count == 1 else f"no size differs between {count} calls"
@@ -488,7 +493,12 @@ def _infer(
     except ObserveError as error:
         raise InferenceError(error.message, details=error.details) from error
     template = _template(shapes, signature, defaults, calls, positional)
-    return Interface(signature, shapes, template, positional, stand_ins, kept)
+    doubts = [
+        text
+        for name in template
+        for text in differing_contexts(name, {call.index: call.arguments.get(name) for call in calls})
+    ]
+    return Interface(signature, shapes, template, positional, stand_ins, kept, doubts)
 
 
 def _template(

@@ -346,29 +346,38 @@ class _Caches(_Anything):
 
 
 class _Node(_Anything):
-    """An object of a class that is registered as a pytree node."""
+    """An object of a class that is registered as a pytree node.
+
+    Attributes
+    ----------
+    mixed:
+        Whether calls had several contexts: once is enough to know it.
+    """
 
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
-        self.leaves: list[_Known] = [known_value(leaf) for leaf in _pytree.tree_leaves(value)]
+        leaves, self.spec = _pytree.tree_flatten(value)
+        self.leaves: list[_Known] = [known_value(leaf) for leaf in leaves]
+        self.mixed = False
 
     def covers(self, value: Any) -> bool:
         if value is None:
             return True
         if type(value) is not self.kind:
             return False
-        leaves = _pytree.tree_leaves(value)
-        if len(leaves) != len(self.leaves):
+        leaves, spec = _pytree.tree_flatten(value)
+        if len(leaves) != len(self.leaves) or not (self.mixed or spec == self.spec):
             return False
         return all(known.covers(leaf) for known, leaf in zip(self.leaves, leaves, strict=True))
 
     def absorb(self, value: Any) -> _Known:
         if value is None:
             return self
-        leaves = _pytree.tree_leaves(value)
+        leaves, spec = _pytree.tree_flatten(value)
         if type(value) is not self.kind or len(leaves) != len(self.leaves):
             return _Anything()
         self.leaves = [known.absorb(leaf) for known, leaf in zip(self.leaves, leaves, strict=True)]
+        self.mixed = self.mixed or spec != self.spec
         return self
 
     def sizes(self, value: Any, found: _Sizes) -> None:

@@ -14,16 +14,19 @@ import types
 import warnings
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils import _pytree
 
 from pytest_exportcheck import InputObserver, ObserverWarning, make_dynamic_cache
 from pytest_exportcheck.observe.observer import InferenceError
 
 from .helpers import DYNAMIC, call, module, observe
+from .test_hard_cases import verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest_exportcheck.ObserverWarning")
 
@@ -550,6 +553,42 @@ def test_arguments_of_an_unregistered_class_that_need_grad_are_kept() -> None:
 # Names
 
 
+class Counted:
+    """A pytree node that has a counter in its context."""
+
+    def __init__(self, inside: torch.Tensor, count: Any) -> None:
+        self.inside, self.count = inside, count
+
+
+_pytree.register_pytree_node(
+    Counted,
+    lambda value: ([value.inside], value.count),
+    lambda children, count: Counted(next(iter(children)), count),
+    serialized_type_name="hard_cases_capture.Counted",
+    flatten_with_keys_fn=lambda value: ([(_pytree.GetAttrKey("inside"), value.inside)], value.count),
+)
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+@pytest.mark.parametrize("wrap", [lambda c: c, lambda c: [{"a": c}]])
+def test_contexts_that_differ_between_calls_are_said(wrap: Any, limit: int) -> None:
+    calls = [call(wrap(Counted(ones(2), n))) for n in (2, 3, 4)]
+    observer = observe(lambda x: ones(1), *calls, store_n_calls=limit)
+    assert len(observer.info.calls) + len(observer.info.shape_calls) == max(limit, 2)
+    with pytest.warns(ObserverWarning, match="a Counted whose pytree context differs .*.2 in call 0, 3 in"):
+        observer.infer_dynamic_shapes()
+
+
+@pytest.mark.parametrize("same", [7, None, "text", ("a", 1)])
+def test_contexts_that_are_equal_are_not_said(same: Any) -> None:
+    calls = [call(Counted(ones(n), same), {"a": ones(n), "b": 1}, None) for n in (2, 3)]
+    calls.append(call(Counted(ones(4), same), {"b": 1, "a": ones(4)}, None))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        observer = observe(lambda x, y, z: x.inside, *calls)
+        assert observer.infer_dynamic_shapes()[0] == [{0: DYNAMIC}]
+
+
 def _named_like_a_position(a: Any, /, **kwargs: Any) -> Any:
     return a - 2 * kwargs["a"] + kwargs.get("a_by_name", 0)
 
@@ -631,3 +670,28 @@ def test_a_method_without_a_signature_is_refused_with_what_to_do() -> None:
     model.forward = torch.neg  # type: ignore[assignment]
     with pytest.raises(ValueError, match=r"signature of .*neg.* cannot be read.*observe a module"):
         InputObserver()(model).__enter__()
+
+
+def test_a_spec_whose_contexts_differ_says_so_at_observe(tmp_path: Path) -> None:
+    model = """
+        from torch.utils import _pytree
+
+        class State:
+            def __init__(self, x, count):
+                self.x, self.count = x, count
+
+        _pytree.register_pytree_node(
+            State, lambda s: ([s.x], s.count), lambda children, count: State(next(iter(children)), count),
+            serialized_type_name="hard_cases_capture.State",
+            flatten_with_keys_fn=lambda s: ([(_pytree.GetAttrKey("x"), s.x)], s.count),
+        )
+
+        class Net(nn.Module):
+            def forward(self, state):
+                return state.x * 2
+
+        def calls():
+            return [((State(torch.ones(n, 3), n),), {}) for n in (2, 3)]
+        """
+    with pytest.warns(ObserverWarning, match=r"net\.yaml: argument state is a State whose"):
+        verdict(tmp_path, model, 'calls: "net.py:calls"\n')
