@@ -30,10 +30,10 @@ def _put(held: dict[str, Any], values: dict[str, Any]) -> None:
 def attached(target: torch.nn.Module, attribute: str, function: Callable[..., Any]) -> Iterator[None]:
     """Inside the block ``target.attribute`` is `function`; afterwards everything is as it was.
 
-    A copy of the module made inside the block, by `copy`, `pickle` or what is built on them (`torch.save`,
-    quantization), has the original: an attribute of the instance would travel with it, and `function` calls
-    the module that it was made for. The class is left alone, since code asks for it; of the instance, the
-    copying methods are replaced for as long.
+    A copy of the module made inside the block, by `copy`, `pickle`, what is built on them (`torch.save`,
+    quantization), or `torch.nn.DataParallel`, has the original: an attribute of the instance would travel
+    with it, and `function` calls the module that it was made for. The class is left alone, since code asks
+    for it; of the instance, the copying methods are replaced for as long.
     """
     held = vars(target)
     # Restored by deletion where there was none: left on the instance, it would shadow every later patch of
@@ -64,7 +64,15 @@ def attached(target: torch.nn.Module, attribute: str, function: Callable[..., An
         with original():
             return target.__deepcopy__(memo)  # type: ignore[operator]
 
-    ours: dict[str, Any] = {attribute: function, "__reduce_ex__": reduce}
+    def replicate() -> torch.nn.Module:
+        with original():
+            return target._replicate_for_data_parallel()  # type: ignore[no-any-return, no-untyped-call]
+
+    ours: dict[str, Any] = {
+        attribute: function,
+        "__reduce_ex__": reduce,
+        "_replicate_for_data_parallel": replicate,
+    }
     if hasattr(type(target), "__deepcopy__"):
         ours["__deepcopy__"] = deepcopy
     before.update({name: held.get(name, _MISSING) for name in ours})

@@ -115,6 +115,10 @@ class InputObserver:
     ) -> Iterator[InputObserver]:
         """Record calls of ``model.method_name`` made inside the block.
 
+        What such a call calls itself is part of it. Copies of the model made inside the block are plain:
+        their calls are not recorded. Nor are calls that a compiler or exporter traces, and those under
+        ``torch.func.vmap``, of which a warning tells once.
+
         Parameters
         ----------
         store_n_calls:
@@ -131,7 +135,8 @@ class InputObserver:
         Raises
         ------
         ValueError
-            The model has no such method; or `keep` or `store` is none of the above.
+            The model has no such method, or its signature cannot be read; or `keep` or `store` is none of
+            the above.
         RuntimeError
             The observer holds calls of another model or method: they cannot be mixed.
         """

@@ -120,6 +120,16 @@ def test_a_copy_of_the_model_made_inside_the_block_is_plain(kind: type[Double], 
     assert observer.info.seen == 2
 
 
+def test_a_replica_on_another_device_runs_itself() -> None:
+    model, observer = Double(), InputObserver()
+    with observer(model):
+        replica = model._replicate_for_data_parallel()
+        replica.linear = torch.nn.Identity()
+        assert torch.equal(replica(ones(1, 3)), ones(1, 3, value=2)), "the replica runs the original"
+        model(ones(2, 3))
+    assert observer.info.seen == 1
+
+
 def test_a_copy_of_a_module_around_the_observed_one_is_plain() -> None:
     model, observer = Outer(), InputObserver()
     with observer(model.inner):
