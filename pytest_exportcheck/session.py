@@ -225,7 +225,10 @@ def start(config: pytest.Config) -> Session:
     if workerinput is None:
         from .controller import Controller
 
+        from .signals import interrupt_on_sigterm
+
         controller = Controller(session)
+        interrupt_on_sigterm(config)
         manager.register(controller, "exportcheck-controller")
         if manager.hasplugin("xdist") and config.getoption("tx", None):
             from .xdist_support import ControllerSide

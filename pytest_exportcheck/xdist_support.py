@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .crashes import StageMarkers
-from .failures import representation, reproduce_line
+from .failures import representation, reproduce_command, reproduce_line
 from .reports.record import case_fields, to_plain
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class ControllerSide:
             "stage": marker.stage,
             "durations": {},
             "message": message,
+            "reproduce": reproduce_command(self._session.config, crashitem),
         }
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
 
