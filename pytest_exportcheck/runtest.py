@@ -135,7 +135,6 @@ class CaseRunner:
             keep_artifacts(self._session.options.artifacts, report, running)
         return report
 
-
     def _more(
         self, item: pytest.Item, running: RunningCase, error: BaseException | None
     ) -> dict[str, object]:

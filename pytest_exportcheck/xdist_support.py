@@ -54,6 +54,7 @@ class ControllerSide:
         self._session = session
         self._controller = controller
         self._directory = Path(tempfile.mkdtemp(prefix="exportcheck-stages-"))
+        session.stages_of_workers = self._directory
         # Fixed now: a worker that replaces a dead one must order its tests as the others did.
         self._remembered = controller.remembered()
 

@@ -114,11 +114,7 @@ def case_record(
     running: RunningCase, verdict: str, message: str | None, error: BaseException | None
 ) -> dict[str, Any]:
     """The record of a test that ended with `verdict`: what the engine noted, then what pytest knows."""
-    noted = {
-        key: value
-        for key, value in running.record.items()
-        if key not in _NOT_RECORDED
-    }
+    noted = {key: value for key, value in running.record.items() if key not in _NOT_RECORDED}
     durations = {**running.durations(), **(noted.pop("durations", None) or {})}
     facts = getattr(error, "facts", None)
     return {

@@ -16,7 +16,9 @@ from .json_report import SCHEMA
 
 __all__ = ["Record", "Report", "schema", "schema_text"]
 
-Stage = Literal["load", "observe", "patch", "shapes", "export", "convert", "session", "run", "compare", "resize"]
+Stage = Literal[
+    "load", "observe", "patch", "shapes", "export", "convert", "session", "run", "compare", "resize"
+]
 
 #: JSON has no such numbers.
 Number = float | Literal["nan", "inf", "-inf"]
@@ -193,7 +195,8 @@ class Record(_Open):
     nodes_by_provider: Annotated[dict[str, int], Field(description="Provider -> nodes it runs.")] = {}
     onnx_inputs: Annotated[list[str], Field(description="Names of the inputs of the ONNX model.")] = []
     peak_rss_mb: Annotated[
-        float | None, Field(description="Largest resident size of the process up to the end of the case, MiB.")
+        float | None,
+        Field(description="Largest resident size of the process up to the end of the case, MiB."),
     ] = None
 
 
@@ -221,9 +224,7 @@ class Environment(_Open):
 class Report(_Closed):
     """A report of pytest-exportcheck: the environment once, one record per case."""
 
-    schema_version: Annotated[
-        Literal[1], Field(alias="schema", description="Version of this schema.")
-    ]
+    schema_version: Annotated[Literal[1], Field(alias="schema", description="Version of this schema.")]
     environment: Annotated[Environment, Field(description="What the verdicts depend on.")]
     cases: Annotated[list[Record], Field(description="Sorted by spec, device, dtype, exporter, patch mode.")]
 

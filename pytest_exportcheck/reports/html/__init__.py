@@ -1,7 +1,7 @@
 """One self-contained page of a report: no network, no server, nothing beside the file.
 
-The page is made by `html_page`; jinja2 and matplotlib, which it needs, come with ``pytest-exportcheck[html]`` and
-are imported only then.
+The page is made by `html_page`; jinja2 and matplotlib, which it needs, come with ``pytest-exportcheck[html]``
+and are imported only then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def missing_packages() -> list[str]:
 
 
 def html_page(data: Mapping[str, Any]) -> str:
-    """The page of a report, the data that ``--exportcheck-report`` writes; `ImportError` if a package is missing."""
+    """The page of the data that ``--exportcheck-report`` writes; `ImportError` if a package is missing."""
     from .page import render
 
     return render(data)

@@ -26,6 +26,7 @@ Record = Mapping[str, Any]
 MOST_PLOTS = 120
 
 _FAILED = ("fail", "crash", "timeout", "xpass")
+_KINDS = (*_FAILED, "xfail", "skip", "pass")
 
 
 class _Record(dict[str, Any]):
@@ -38,15 +39,16 @@ class _Record(dict[str, Any]):
 def render(data: Mapping[str, Any]) -> str:
     """The page of a report."""
     records = sorted(data["cases"], key=sort_key)
+    matrix = Matrix.of(records)
     script = _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return _template().render(
         environment=_Record(data.get("environment") or {}),
         counts=counts(record for record in records if is_case(record)),
-        matrix=_matrix(records),
+        matrix=_table(matrix, records),
         cases=_cases(records),
         filters=_filters(records),
-        plots=_run_plots(records),
+        plots=_run_plots(matrix, records),
         style=Markup(_resource("page.css")),
         script=Markup(script),
         script_hash=digest,
@@ -80,10 +82,9 @@ def _size(count: Any) -> str:
     return f"{size:.1f} GiB"
 
 
-def _matrix(records: Sequence[Record]) -> dict[str, Any]:
+def _table(matrix: Matrix, records: Sequence[Record]) -> dict[str, Any]:
     """Rows of cells; a cell has the numbers of its records, the worst first."""
     numbers = {id(record): number for number, record in enumerate(records)}
-    matrix = Matrix.of(records)
     columns = [(group, column) for group in matrix.groups for column in group.columns]
     rows = []
     for row in matrix.rows:
@@ -105,12 +106,15 @@ def _filters(records: Sequence[Record]) -> dict[str, list[str]]:
         field: list(dict.fromkeys(_field(record, field) for record in records))
         for field in ("exporter", "patch_mode", "device", "dtype", "graph")
     }
-    kinds = {record["verdict"].split()[0]: None for record in records}
-    return {**{field: sorted(found) for field, found in values.items()}, "verdict": list(kinds)}
+    kinds = {record["verdict"].split()[0] for record in records}
+    return {
+        **{field: sorted(found) for field, found in values.items()},
+        "verdict": [kind for kind in _KINDS if kind in kinds],
+    }
 
 
 def _field(record: Record, field: str) -> str:
-    empty = {"exporter": "shapes", "patch_mode": "–", "graph": "–"}
+    empty = {"exporter": "shapes", "patch_mode": "none given", "graph": "none"}
     return str(record[field] or empty.get(field, ""))
 
 
@@ -122,12 +126,14 @@ def _cases(records: Sequence[Record]) -> list[dict[str, Any]]:
     }
     failed_first = sorted(range(len(records)), key=lambda at: not _failed(records[at]))
     drawn: dict[int, list[tuple[str, Markup]]] = {}
+    times: dict[int, Markup | None] = {}
     left = MOST_PLOTS
     for at in failed_first:
         if left <= 0:
             break
         drawn[at] = _case_plots(records[at])
-        left -= len(drawn[at])
+        times[at] = plots.time_by_stage(records[at].get("durations") or {})
+        left -= len(drawn[at]) + (times[at] is not None)
     return [
         {
             "record": _Record(record, outputs=[_Record(output) for output in record.get("outputs") or ()]),
@@ -146,6 +152,7 @@ def _cases(records: Sequence[Record]) -> list[dict[str, Any]]:
             "guilty": guilty_line(record),
             "rungs": [_Record(rung) for rung in rungs(record)],
             "plots": drawn.get(at),
+            "time": times.get(at),
         }
         for at, record in enumerate(records)
     ]
@@ -159,7 +166,6 @@ def _case_plots(record: Record) -> list[tuple[str, Markup]]:
     made = (
         ("Error by node", plots.errors_by_node(error_profile(record))),
         ("Error by output", plots.errors_by_output(record.get("outputs") or ())),
-        ("Time by stage", plots.time_by_stage(record.get("durations") or {})),
     )
     return [(title, plot) for title, plot in made if plot is not None]
 
@@ -167,34 +173,37 @@ def _case_plots(record: Record) -> list[tuple[str, Markup]]:
 def _shapes(record: Record, check: Record) -> list[dict[str, Any]]:
     """One row per input: accepted, inferred (both of the spec's shapes check), declared by the program."""
     graphs = [record["graph"] or ""] if is_case(record) else list(check.get("shapes") or {})
-    rows = []
+    rows: list[dict[str, Any]] = []
     for graph in graphs:
         accepted = (check.get("accepted") or {}).get(graph) or {}
         inferred = (check.get("shapes") or {}).get(graph) or {}
         exported = record.get("exported_shapes") or {}
-        for path in dict.fromkeys([*accepted, *inferred, *exported]):
-            rows.append(
-                {
-                    "path": f"{graph}: {path}" if graph and not is_case(record) else path,
-                    "accepted": accepted.get(path),
-                    "inferred": inferred.get(path),
-                    "exported": exported.get(path),
-                    "differs": check.get("accepted") is not None and accepted.get(path) != inferred.get(path),
-                }
-            )
+        rows += [
+            {
+                "path": f"{graph}: {path}" if graph and not is_case(record) else path,
+                "accepted": accepted.get(path),
+                "inferred": inferred.get(path),
+                "exported": exported.get(path),
+                "differs": check.get("accepted") is not None and accepted.get(path) != inferred.get(path),
+            }
+            for path in dict.fromkeys([*accepted, *inferred, *exported])
+        ]
     return rows
 
 
-def _run_plots(records: Sequence[Record]) -> list[tuple[str, Markup]]:
+def _run_plots(matrix: Matrix, records: Sequence[Record]) -> list[tuple[str, Markup]]:
     total: dict[str, dict[str, float]] = {}
     for record in records:
         for stage, spent in (record.get("durations") or {}).items():
             sums = total.setdefault(stage, {"wall_s": 0.0, "cpu_s": 0.0})
             for key in sums:
                 sums[key] += float(spent.get(key) or 0.0)
+    several = len(matrix.groups) > 1
     nodes = [
-        (case_name(case_key(record)).rsplit("/", 1)[-1], int(record["nodes"]))
-        for record in records
+        (f"{row} {column}" + (f" {group.label}" if several else ""), int(record["nodes"]))
+        for group in matrix.groups
+        for (row, column), found in group.records.items()
+        for record in found
         if record.get("nodes")
     ]
     made = (

@@ -40,7 +40,7 @@ _STYLE = {
     "legend.frameon": False,
 }
 
-_MOST_BARS = 30
+_MOST_BARS = 24
 _MOST_NODES = 200
 _LABEL = 38
 _WIDTH = 6.4
@@ -65,6 +65,10 @@ def _draw(
         axes.patch.set_alpha(0)
         paint(axes)
         axes.minorticks_off()
+        for axis in (axes.xaxis, axes.yaxis):
+            if axis.get_scale() == "log":
+                # matplotlib's own labels are mathematics.
+                axis.set_major_formatter(lambda value, _: f"{value:.0e}")
         written = io.StringIO()
         FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None, "Creator": None, "Format": None})
     return Markup(_inline(written.getvalue(), what))
@@ -112,9 +116,7 @@ def time_by_stage(durations: Mapping[str, Mapping[str, Any]]) -> Markup | None:
         return None
 
     def paint(axes: Any) -> None:
-        for number, (key, name, colour) in enumerate(
-            (("wall_s", "wall", _FIRST), ("cpu_s", "CPU", _SECOND))
-        ):
+        for number, (key, name, colour) in enumerate((("wall_s", "wall", _FIRST), ("cpu_s", "CPU", _SECOND))):
             places = [place + 0.4 * number for place in range(len(stages))]
             spent = [float(durations[stage].get(key) or 0.0) for stage in stages]
             axes.barh(places, spent, height=0.38, color=colour, label=name)
@@ -166,7 +168,9 @@ def errors_by_node(profile: Sequence[tuple[str, Any, Any]]) -> Markup | None:
         axes.legend()
 
     names = [_label(name) for name, _, _ in known]
-    return _draw(2.9 + 0.06 * max(map(len, names)), "error by node", paint, below=0.2 + 0.06 * max(map(len, names)))
+    return _draw(
+        2.9 + 0.06 * max(map(len, names)), "error by node", paint, below=0.2 + 0.06 * max(map(len, names))
+    )
 
 
 def histogram(records: Sequence[Mapping[str, Any]]) -> Markup | None:
