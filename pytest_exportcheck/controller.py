@@ -240,8 +240,8 @@ class Controller:
             for refusal in refusal_lines(self.records):
                 terminal.write_line(refusal)
         if verbose >= 0:
-            for line in slowest_lines(self.records):
-                terminal.write_line(line)
+            for slow in slowest_lines(self.records):
+                terminal.write_line(slow)
         terminal.write_line("   ".join(self._totals()))
         for what, paths in (
             ("updated", self.written),
@@ -254,8 +254,8 @@ class Controller:
             terminal.write_line(f"nothing deleted: not a full run ({self.partial})")
         if comparison is not None:
             terminal.write_sep("-", "compared with the baseline")
-            for line in as_text(comparison).splitlines():
-                terminal.write_line(line, **({"red": True} if line.startswith("Got worse") else {}))
+            for text in as_text(comparison).splitlines():
+                terminal.write_line(text, red=text.startswith("Got worse"))
 
     def _totals(self) -> list[str]:
         cases = [record for record in self.records if is_case(record)]

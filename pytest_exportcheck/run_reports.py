@@ -1,4 +1,4 @@
-"""What is written of a run at its end, also of one that was interrupted, and how it compares with an earlier one."""
+"""What is written at the end of a run, also of an interrupted one, and how it compares with an earlier one."""
 
 from __future__ import annotations
 

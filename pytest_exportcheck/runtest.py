@@ -138,7 +138,7 @@ class CaseRunner:
     def _more(
         self, item: pytest.Item, running: RunningCase, error: BaseException | None
     ) -> dict[str, object]:
-        """What only the pytest side knows: how to run the case again, what was expected of it, on what it ran."""
+        """What only the pytest side knows: how to run the case again, what was expected, on what it ran."""
         history = running.record.get("history") or {}
         more: dict[str, object] = {
             "seed": running.planned.spec.model.seed,

@@ -144,7 +144,7 @@ class Session:
         return self._fresh
 
     def long_stages(self, least: float) -> list[tuple[float, str, str]]:
-        """(seconds, stage, case) of what runs now, here or in a worker, for `least` seconds; longest first."""
+        """(seconds, stage, case) of what has been running for `least` seconds, here or in workers."""
         found = [entry for entry in _running_stages(self) if entry[0] >= least]
         return sorted(found, reverse=True)
 
@@ -247,7 +247,6 @@ def start(config: pytest.Config) -> Session:
     manager.register(runtest.CaseRunner(session), "exportcheck-runner")
     if workerinput is None:
         from .controller import Controller
-
         from .signals import interrupt_on_sigterm
 
         controller = Controller(session)

@@ -15,7 +15,7 @@ import pytest
 
 __all__ = ["Terminated", "interrupt_on_sigterm"]
 
-#: A process group and its leader are often signalled one after the other: the second is not a request to hurry.
+#: A process and its group are often signalled one after the other: the second is no request to hurry.
 _SAME_REQUEST_S = 2.0
 
 
@@ -44,6 +44,10 @@ class _Handler:
         self.finishing = True
 
 
+def _default() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def interrupt_on_sigterm(config: pytest.Config) -> None:
     """Do so until the end of the run, unless somebody else handles the signal."""
     ours = threading.current_thread() is threading.main_thread()
@@ -51,5 +55,5 @@ def interrupt_on_sigterm(config: pytest.Config) -> None:
         return
     handler = _Handler()
     signal.signal(signal.SIGTERM, handler)
-    config.add_cleanup(lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    config.add_cleanup(_default)
     config.pluginmanager.register(handler, "exportcheck-sigterm")

@@ -73,7 +73,7 @@ def environment(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def _cpu_name() -> str | None:
-    """The model of the processor, which decides which kernels run; ``None`` where the system does not tell."""
+    """The model of the processor, which decides which kernels run; ``None`` where nothing tells."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -24,8 +24,8 @@ def markdown(
     Parameters
     ----------
     limit:
-        Bytes at most: failures at the end, then rows in which everything passes, then the matrix are left out,
-        and it says so.
+        Bytes at most: failures at the end, then rows in which everything passes, then the matrix are left
+        out, and it says so.
     """
     cases = [record for record in records if is_case(record)]
     ending = [f"{markdown_cell(note)}  " for note in notes]

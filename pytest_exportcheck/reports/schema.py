@@ -196,7 +196,7 @@ class Record(_Open):
     onnx_inputs: Annotated[list[str], Field(description="Names of the inputs of the ONNX model.")] = []
     peak_rss_mb: Annotated[
         float | None,
-        Field(description="Largest resident size of the process up to the end of the case, MiB."),
+        Field(description="Largest resident size of the process so far, MiB."),
     ] = None
 
 

@@ -167,10 +167,8 @@ def errors_by_node(profile: Sequence[tuple[str, Any, Any]]) -> Markup | None:
         axes.set_ylabel("relative error")
         axes.legend()
 
-    names = [_label(name) for name, _, _ in known]
-    return _draw(
-        2.9 + 0.06 * max(map(len, names)), "error by node", paint, below=0.2 + 0.06 * max(map(len, names))
-    )
+    names = 0.06 * max(len(_label(name)) for name, _, _ in known)
+    return _draw(2.9 + names, "error by node", paint, below=0.2 + names)
 
 
 def histogram(records: Sequence[Mapping[str, Any]]) -> Markup | None:
