@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import pytest
 
@@ -66,6 +66,7 @@ class Progress:
         self._thread = threading.Thread(target=self._run, name="exportcheck-progress", daemon=True)
         session.config.add_cleanup(self._close)
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> None:
         self._thread.start()
 
@@ -97,8 +98,8 @@ class Progress:
                     self._show()
 
     def _show(self) -> None:
-        terminal: Any = self._session.config.pluginmanager.getplugin("terminalreporter")
-        room = terminal._tw.fullwidth - terminal._tw.width_of_current_line - 2
+        terminal = self._session.config.get_terminal_writer()
+        room = terminal.fullwidth - terminal.width_of_current_line - 2
         text = self._text(room)
         if text is None:
             self._erase()

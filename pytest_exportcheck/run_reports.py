@@ -1,4 +1,4 @@
-"""What is written at the end of a run, also of an interrupted one, and how it compares with an earlier one."""
+"""What is written at the end of a run, also of an interrupted one, and the comparison with an earlier one."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 # Kept in this process, as in conftest.py: numpy below matplotlib loads once.
-import pytest_exportcheck.reports.html.page
+import pytest_exportcheck.reports.html.page  # noqa: F401
 from pytest_exportcheck.reports.schema import Record, schema
 
 from .conftest import Project
@@ -73,9 +73,7 @@ def test_records_of_crashes_and_hangs_are_what_the_schema_says(project):
 
 def test_records_of_dead_workers_and_of_failures_that_depend_on_history(project):
     pytest.importorskip("xdist")
-    project.spec(
-        "a", kwargs={"do": {"onnx-dynamo": "os._exit"}}, exporters=("onnx-dynamo", "torch-export")
-    )
+    project.spec("a", kwargs={"do": {"onnx-dynamo": "os._exit"}}, exporters=("onnx-dynamo", "torch-export"))
     project.spec("b", kwargs={"do": {"torch-export": "first export compare"}})
     project.pytester.makeini("[pytest]\n")
     project.run("-n1", "--exportcheck-report=report.json")
@@ -137,11 +135,19 @@ def test_junit_carries_the_verdict(any_project):
     root = ElementTree.parse(any_project.pytester.path / "junit.xml").getroot()
     found = {
         case.get("classname") + "." + case.get("name"): [
-            entry.get("value") for entry in case.iter("property") if entry.get("name") == "exportcheck_verdict"
+            entry.get("value")
+            for entry in case.iter("property")
+            if entry.get("name") == "exportcheck_verdict"
         ]
         for case in root.iter("testcase")
     }
-    assert sorted(verdict for (verdict,) in found.values()) == ["fail compare", "pass", "pass", "pass", "xfail export"]
+    assert sorted(verdict for (verdict,) in found.values()) == [
+        "fail compare",
+        "pass",
+        "pass",
+        "pass",
+        "xfail export",
+    ]
 
 
 def test_markdown_and_html_by_option_and_by_ini(project):
@@ -167,7 +173,10 @@ def test_html_without_its_packages_is_refused_before_the_run(project, monkeypatc
     result = project.run("--exportcheck-html=page.html")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(
-        ["ERROR: --exportcheck-html: jinja2 and matplotlib not installed: pip install 'pytest-exportcheck?html?'"]
+        [
+            "ERROR: --exportcheck-html: jinja2 and matplotlib not installed: "
+            "pip install 'pytest-exportcheck?html?'"
+        ]
     )
 
 
@@ -197,19 +206,26 @@ def test_a_baseline(any_project):
     any_project.run("--exportcheck-report=base.json")
     result = any_project.run("--baseline=base.json")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["*- compared with the baseline -*", "0 worse, 0 better, 0 other, 3 cases un*"])
+    result.stdout.fnmatch_lines(
+        ["*- compared with the baseline -*", "0 worse, 0 better, 0 other, 3 cases un*"]
+    )
     any_project.spec("a", kwargs={"do": {"onnx-dynamo": "run"}}, exporters=("torch-export", "onnx-dynamo"))
     result = any_project.run("--baseline=base.json")
     result.stdout.fnmatch_lines(
-        ["Got worse (1):", "  specs/a.yaml [[]cpu-float32-onnx-dynamo-none[]]", "    pass -> fail run: run went*"]
+        [
+            "Got worse (1):",
+            "  specs/a.yaml [[]cpu-float32-onnx-dynamo-none[]]",
+            "    pass -> fail run: run went*",
+        ]
     )
 
 
 def test_worse_than_the_baseline_fails_a_run_that_would_pass(project):
     project.spec("a", exporters=("torch-export", "onnx-dynamo"))
     project.run("--exportcheck-report=base.json")
-    project.spec("a", kwargs={"do": {"onnx-dynamo": "run"}}, exporters=("torch-export", "onnx-dynamo"),
-                 more="expect:\n  - when: {exporter: onnx-dynamo}\n    fails: run\n    reason: r\n")  # fmt: skip
+    more = "expect:\n  - when: {exporter: onnx-dynamo}\n    fails: run\n    reason: r\n"
+    do = {"onnx-dynamo": "run"}
+    project.spec("a", kwargs={"do": do}, exporters=("torch-export", "onnx-dynamo"), more=more)
     result = project.run("--baseline=base.json")
     result.assert_outcomes(passed=2, xfailed=1)
     assert result.ret == 1
@@ -232,7 +248,9 @@ def test_what_a_full_run_does_not_check_any_more_is_worse_and_of_a_partial_run_n
     for options in ((), ("-x",)):
         result = project.run("--baseline=base.json", *options)
         assert result.ret == 1
-        result.stdout.fnmatch_lines(["Got worse (2):", "*b.yaml*", "*pass -> not in this run: nobody checks*"])
+        result.stdout.fnmatch_lines(
+            ["Got worse (2):", "*b.yaml*", "*pass -> not in this run: nobody checks*"]
+        )
 
 
 def test_a_run_that_checks_nothing_is_worse_than_the_baseline(project):

@@ -1,4 +1,4 @@
-"""The page of a report: what it says, that nothing in a report becomes markup, and how it behaves in a browser."""
+"""The page of a report: what it says, that nothing becomes markup, and how it behaves in a browser."""
 
 from __future__ import annotations
 
@@ -135,7 +135,9 @@ def test_a_case_tells_what_the_record_knows(page):
 
 def test_plots_of_cases_are_limited_and_failed_ones_come_first(monkeypatch):
     monkeypatch.setattr("pytest_exportcheck.reports.html.page.MOST_PLOTS", 1)
-    text = html_page(data(record("a", "x", durations=DURATIONS), record("b", "x", "fail run", durations=DURATIONS)))
+    text = html_page(
+        data(record("a", "x", durations=DURATIONS), record("b", "x", "fail run", durations=DURATIONS))
+    )
     passed, failed = text[text.index('id="case-0"') :].split('id="case-1"')
     assert "No plots: only the first cases have them" in passed
     assert "<figcaption>Time by stage</figcaption>" in failed
