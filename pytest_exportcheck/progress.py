@@ -57,9 +57,9 @@ def progress_file(config: pytest.Config) -> TextIO | None:
 class Progress:
     """Registered in the process that the user started."""
 
-    def __init__(self, session: Session, file: TextIO) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._file = file
+        self._file: TextIO | None = None
         self._lock = threading.Lock()
         self._shown = False
         self._ended = threading.Event()
@@ -68,7 +68,9 @@ class Progress:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self) -> None:
-        self._thread.start()
+        self._file = progress_file(self._session.config)
+        if self._file is not None:
+            self._thread.start()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_logreport(self) -> Generator[None, None, None]:
@@ -89,7 +91,8 @@ class Progress:
         self._stop()
         if self._thread.is_alive():
             self._thread.join()
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _run(self) -> None:
         while not self._ended.wait(EVERY_S):
@@ -125,6 +128,7 @@ class Progress:
             self._write(_ERASE)
 
     def _write(self, text: str) -> None:
+        assert self._file is not None
         try:
             self._file.write(text)
             self._file.flush()

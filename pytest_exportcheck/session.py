@@ -247,11 +247,12 @@ def start(config: pytest.Config) -> Session:
     manager.register(runtest.CaseRunner(session), "exportcheck-runner")
     if workerinput is None:
         from .controller import Controller
+        from .progress import Progress
         from .signals import interrupt_on_sigterm
 
         controller = Controller(session)
         interrupt_on_sigterm(config)
-        _show_progress(session)
+        manager.register(Progress(session), "exportcheck-progress")
         manager.register(controller, "exportcheck-controller")
         if manager.hasplugin("xdist") and config.getoption("tx", None):
             from .xdist_support import ControllerSide
@@ -262,14 +263,6 @@ def start(config: pytest.Config) -> Session:
 
         manager.register(WorkerSide(session, workerinput), "exportcheck-xdist")
     return session
-
-
-def _show_progress(session: Session) -> None:
-    from .progress import Progress, progress_file
-
-    file = progress_file(session.config)
-    if file is not None:
-        session.config.pluginmanager.register(Progress(session, file), "exportcheck-progress")
 
 
 def _declare_markers(session: Session) -> None:
