@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .filepaths import relative_text
 from .goldens import Proposals, obsolete_goldens
 from .reports.ablation import ablation_lines
 from .reports.comparison import as_text
@@ -175,14 +176,14 @@ class Controller:
 
     def _find_obsolete(self, session: pytest.Session) -> None:
         root = self._config.rootpath
-        folders = {root / Path(record["spec"]).parent for record in self.records}
+        folders = {(root / record["spec"]).parent.resolve() for record in self.records}
         for argument in self._config.args:
             path = Path(self._config.invocation_params.dir, argument.split("::")[0])
             if path.is_dir():
                 folders.add(path.resolve())
         stopped = session.shouldstop or session.shouldfail
         for golden in obsolete_goldens(folders):
-            shown = golden.relative_to(root).as_posix() if golden.is_relative_to(root) else str(golden)
+            shown = relative_text(golden, root)
             if not self._session.options.prune or self.partial or stopped:
                 self.obsolete.append(shown)
                 continue

@@ -19,6 +19,7 @@ from ..errors import CrashError, ExportCheckError, HistoryError, StageTimeoutErr
 from ..reports.record import to_plain
 
 __all__ = [
+    "LOST_CLIENT",
     "Failure",
     "UnexpectedError",
     "Work",
@@ -29,6 +30,9 @@ __all__ = [
     "warning_filters",
     "write_all",
 ]
+
+#: Exit status of a process that could not send its result.
+LOST_CLIENT = 70
 
 
 class UnexpectedError(Exception):
