@@ -157,7 +157,9 @@ def main() -> int:
     different = table(runs, found)
     cases = len(set().union(*found))
     if not cases:
-        parser.error(f"no case in {' '.join(options.specs)}: name spec files, folders of them, cases or cases:NN")
+        parser.error(
+            f"no case in {' '.join(options.specs)}: name spec files, folders of them, cases or cases:NN"
+        )
     print(*different, sep="\n")
     print(f"{cases} cases, {len(runs)} runs: {'verdicts differ' if different else 'every verdict the same'}")
     return 1 if different else 0

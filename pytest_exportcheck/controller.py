@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .goldens import Proposals, obsolete_goldens
+from .reports.diagnoses import diagnosis_lines
 from .reports.json_report import environment, package_versions, write_json
 from .reports.markdown import markdown
 from .reports.matrix import Matrix, cell_text, counts, is_case
@@ -232,6 +233,9 @@ class Controller:
         if verbose > 0:
             for refusal in refusal_lines(self.records):
                 terminal.write_line(refusal)
+        if verbose >= 0:
+            for diagnosis in diagnosis_lines(self.records):
+                terminal.write_line(diagnosis)
         terminal.write_line("   ".join(self._totals()))
         for what, paths in (
             ("updated", self.written),

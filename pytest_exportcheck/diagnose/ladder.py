@@ -165,6 +165,7 @@ class _Climb:
 
     def run(self) -> Ladder:
         ladder = self.ladder
+        self.clock.begin("export")
         try:
             ladder.final, self.paths = self.subject.export()
         except (Exception, SystemExit) as error:
@@ -192,6 +193,7 @@ class _Climb:
     def _failing_sample(self) -> Sample | None:
         """The first inputs on which the program, as the check runs it, fails or differs."""
         assert self.ladder.final is not None
+        self.clock.begin("the program as the check runs it")
         try:
             session = open_session(self.ladder.final, self.subject.device, self.paths)
         except SessionError:
@@ -219,6 +221,7 @@ class _Climb:
     def _measure(self, name: str, step: Callable[[], Outputs]) -> Rung:
         """Run a step, compare its outputs with eager, keep the rung."""
         began = time.perf_counter()
+        self.clock.begin(name)
         assert self.sample is not None
         try:
             results = self.sample.compare(step(), self.subject.tolerances)

@@ -19,6 +19,7 @@ from ..errors import CrashError, ExportCheckError, HistoryError, StageTimeoutErr
 from ..reports.record import to_plain
 
 __all__ = [
+    "Explain",
     "Failure",
     "UnexpectedError",
     "Work",
@@ -47,6 +48,8 @@ class Work:
         The case; without an exporter it is the shapes check of the spec.
     golden, golden_name:
         For the shapes check: the accepted text (``None``: there is none), and how messages name its file.
+    explain:
+        The case is not judged, its failure is explained.
     """
 
     spec: str
@@ -54,6 +57,7 @@ class Work:
     case: CaseId
     golden: str | None = None
     golden_name: str = ""
+    explain: Explain | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """As a message carries it."""
@@ -62,7 +66,35 @@ class Work:
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Work:
         """Back from `to_plain`."""
-        return cls(**{**data, "case": CaseId(**data["case"])})
+        explain = data.get("explain")
+        return cls(
+            **{
+                **data,
+                "case": CaseId(**data["case"]),
+                "explain": Explain(**{**explain, "failure": Failure.from_plain(explain["failure"])})
+                if explain
+                else None,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Explain:
+    """What is to be explained, and how.
+
+    Attributes
+    ----------
+    failure:
+        As it was reported.
+    budget_s:
+        Seconds after which no new step begins.
+    reproduction:
+        Folder for a script that reproduces the failure; ``None``: none is wanted.
+    """
+
+    failure: Failure
+    budget_s: float
+    reproduction: str | None = None
 
 
 @dataclass(frozen=True)

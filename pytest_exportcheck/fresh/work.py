@@ -59,13 +59,29 @@ def perform(
 
 
 def perform_afresh(work: Work, enter: Callable[[str], None], record: dict[str, Any]) -> None:
-    """Do `work` from the spec file on."""
+    """Do `work` from the spec file on: judge the case, or explain its failure."""
     enter("load")
     from ..pipeline import SpecRun
     from ..spec import load_spec
 
     run = SpecRun(load_spec(Path(work.spec), Path(work.root)))
+    if work.explain is not None:
+        _explain(work, run, enter, record)
+        return
     perform(work, lambda: run, enter, record)
+
+
+def _explain(work: Work, run: SpecRun, enter: Callable[[str], None], record: dict[str, Any]) -> None:
+    """Fill the record with the diagnosis of a failure, and with its text."""
+    from ..diagnose.diagnosis import diagnose_case
+
+    assert work.explain is not None
+    error = work.explain.failure.exception()
+    assert isinstance(error, ExportCheckError)
+    with foreign_exits(lambda: "load"):
+        found = diagnose_case(run, work.case, error, work.explain.budget_s, begin=enter, fresh=True)
+    record["diagnosis"] = found.to_record()
+    record["lines"] = found.lines()
 
 
 @contextmanager
