@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from .causes import Cause, Evidence, causes_of_text, known_causes
 from .culprits import CulpritSearch, find_culprits, line_of
 from .ladder import Ladder, climb
 from .nodes import NodeSearch, first_bad_node
+from .reproduction import factory_of, reproduce
 from .subject import Clock, Subject, quietly
 from .trace import trace_forward_execution
 
@@ -51,6 +53,8 @@ class Diagnosis:
         Known failures that it looks like.
     node:
         For a refused conversion: the operator, its module and its line.
+    reproduction:
+        Where the script is, or why there is none.
     notes:
         What was not done, and why.
     seconds:
@@ -66,6 +70,7 @@ class Diagnosis:
     causes: list[Cause] = field(default_factory=list)
     node: str = ""
     line: str = ""
+    reproduction: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -84,7 +89,7 @@ class Diagnosis:
             shown.append(f"at {self.line}")
         for cause in self.causes:
             shown.extend(cause.lines())
-        return [*shown, *self.notes]
+        return [*shown, *self.reproduction, *self.notes]
 
     def to_record(self) -> dict[str, Any]:
         """Plain builtins, for the report."""
@@ -98,6 +103,7 @@ class Diagnosis:
             "ladder": self.ladder.to_record() if self.ladder is not None else None,
             "nodes": self.nodes.to_record() if self.nodes is not None else None,
             "pieces": self.pieces.to_record() if self.pieces is not None else None,
+            "reproduction": list(self.reproduction),
             "notes": list(self.notes),
             "seconds": round(self.seconds, 1),
         }
@@ -139,6 +145,7 @@ def diagnose_case(
     *,
     begin: Callable[[str], None] = lambda step: None,
     fresh: bool = False,
+    reproduction: Path | None = None,
 ) -> Diagnosis:
     """Explain the failure of a case of a spec.
 
@@ -152,6 +159,8 @@ def diagnose_case(
         Told the name of each step as it begins: a step may end the process.
     fresh:
         Nothing ran in this process before, so that no history is to blame.
+    reproduction:
+        Folder for a script that fails the same way without this plugin.
 
     Returns
     -------
@@ -170,7 +179,15 @@ def diagnose_case(
         found = Diagnosis(error.stage, error.message, f"not reproduced: {again.stage}: {again.message}")
         found.seconds = clock.spent
         return found
-    return diagnose(subject, error, clock, dtype=case.dtype, fresh=fresh)
+    found = diagnose(subject, error, clock, dtype=case.dtype, fresh=fresh)
+    if reproduction is not None:
+        with quietly():
+            try:
+                found.reproduction = reproduce(found, subject, reproduction, factory_of(run.spec), clock)
+            except Exception as problem:  # as for the other steps
+                found.reproduction = [f"no reproduction: {type(problem).__name__}: {problem}"]
+        found.seconds = clock.spent
+    return found
 
 
 def diagnose(

@@ -79,7 +79,16 @@ def _explain(work: Work, run: SpecRun, enter: Callable[[str], None], record: dic
     error = work.explain.failure.exception()
     assert isinstance(error, ExportCheckError)
     with foreign_exits(lambda: "load"):
-        found = diagnose_case(run, work.case, error, work.explain.budget_s, begin=enter, fresh=True)
+        kept = work.explain.reproduction
+        found = diagnose_case(
+            run,
+            work.case,
+            error,
+            work.explain.budget_s,
+            begin=enter,
+            fresh=True,
+            reproduction=Path(kept) if kept is not None else None,
+        )
     record["diagnosis"] = found.to_record()
     record["lines"] = found.lines()
 

@@ -119,7 +119,7 @@ def test_no_section_in_one_line_mode(project):
 def test_ini_and_bad_values(project):
     _failing(project)
     ini = project.pytester.path / "tox.ini"
-    before = ini.read_text()
+    before = ini.read_text() + "\n"
     ini.write_text(before + "exportcheck_diagnose = all\nexportcheck_diagnose_budget = 3\n")
     project.run("--exportcheck-report=report.json")
     assert set(diagnoses(project)) == {"torch-export", "onnx-dynamo"}
