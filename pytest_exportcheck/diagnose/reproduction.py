@@ -19,8 +19,8 @@ import torch
 
 from ..errors import ExportCheckError
 from ..pytrees import register_flattening_functions
-from .ladder import Ladder
 from .pieces import ModelDiagnoseOutput
+from .rungs import Ladder, innermost
 from .script import Recipe, Script, versions_text, write_script
 from .script_model import Factory
 from .script_values import CannotWriteError
@@ -132,16 +132,9 @@ def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[
             yield _Candidate(path, of_piece, samples, recipe, "")
     message = ""
     if ladder.error is not None and (bad is None or bad.status == "fails"):
-        message = first_line(_innermost(ladder.error))
+        message = first_line(innermost(ladder.error))
     samples = [ladder.inputs] if ladder.inputs is not None else []
     yield _Candidate(type(subject.target.module).__name__, subject, samples, recipe, message)
-
-
-def _innermost(error: BaseException) -> BaseException:
-    known: list[BaseException] = [error]
-    while known[-1].__cause__ is not None and known[-1].__cause__ not in known:
-        known.append(known[-1].__cause__)
-    return known[-1]
 
 
 def _recipe(guilty: str) -> Recipe:
