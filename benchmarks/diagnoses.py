@@ -67,7 +67,7 @@ def reformer() -> Subject:
 
 
 def visual_bert() -> Subject:
-    """Text and visual embeddings in one sequence."""
+    """Text and visual embeddings in one sequence, aligned: it asks whether any alignment is empty."""
     config = transformers.VisualBertConfig(
         vocab_size=64, hidden_size=16, visual_embedding_dim=12, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=64,
@@ -81,6 +81,7 @@ def visual_bert() -> Subject:
                 "attention_mask": torch.ones(b, n, dtype=torch.int64),
                 "visual_embeds": torch.randn(b, v, 12),
                 "visual_attention_mask": torch.ones(b, v, dtype=torch.int64),
+                "image_text_alignment": torch.randint(0, n, (b, v, 2)),
             }
             for b, n, v in ((2, 5, 3), (3, 7, 4))
         ],
