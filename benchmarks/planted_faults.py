@@ -42,9 +42,8 @@ def main() -> int:
         print(f"| {text} | {'right' if right else 'WRONG'} | {seconds:.1f} |")
     faults = [row for row in table.rows if row[0] != SOUND]
     right = sum(row[1] for row in faults)
-    print(
-        f"\n{right} of {len(faults)} faults named; wrong: {[row[0] for row in faults if not row[1]] or 'none'}"
-    )
+    wrong = ", ".join(row[0] for row in faults if not row[1])
+    print(f"\n{right} of {len(faults)} faults named; wrong: {wrong or 'none'}")
     return int(not faults or not all(row[1] for row in table.rows))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from .conftest import Project
@@ -127,6 +129,48 @@ def test_ini_and_bad_values(project):
     project.run().stderr.fnmatch_lines(["*exportcheck_diagnose: 'some' is none of off, failed, all"])
     ini.write_text(before)
     project.run("--diagnose-budget=-1").stderr.fnmatch_lines(["*--diagnose-budget -1.0: expected seconds"])
+
+
+def command(project: Project, *args: str) -> pytest.RunResult:
+    return project.pytester.run(sys.executable, "-m", "pytest_exportcheck.cli", "diagnose", *args)
+
+
+def test_the_command(project):
+    _failing(project)
+    result = command(project, "specs/net.yaml", "--budget=9", "-o", "kept")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "cpu-float32-torch-export-none: fail compare",
+            "E   stage compare: *",
+            "guilty: *",
+            "budget 9",
+            "cpu-float32-onnx-dynamo-none: xfail export",
+            "guilty: *",
+            "cpu-float32-torch-export-strict-none: pass",
+        ]
+    )
+    result.stderr.fnmatch_lines(["3 cases, 2 failed, see kept"])
+    folder = project.pytester.path / "kept/specs/net/cpu-float32-torch-export-none"
+    assert {file.name for file in folder.iterdir()} == {"failure.txt", "record.json"}
+    # An expected failure is no bad news.
+    label = "cpu-float32-onnx-dynamo-none"
+    for case in (label, f"specs/net.yaml::test_export[{label}]"):
+        result = command(project, "specs/net.yaml", "--case", case)
+        assert result.ret == 0
+        result.stderr.fnmatch_lines(["1 cases, 1 failed"])
+
+
+def test_the_command_with_a_wrong_argument(project):
+    _failing(project)
+    for args, said in (
+        (["specs/no.yaml"], "exportcheck: specs/no.yaml: No such file*"),
+        (["specs/net.yaml", "--case=cpu-float32-onnx-dynamo"], "exportcheck: no case *did you mean*"),
+        (["specs/net.yaml", "--budget=-1"], "exportcheck: *"),
+    ):
+        result = command(project, *args)
+        assert result.ret == 2
+        result.stderr.fnmatch_lines([said])
 
 
 def test_over_the_real_engine(pytester):
