@@ -36,6 +36,7 @@ def run_diagnose(path: Path, case: str | None, budget_s: float, output: Path | N
         # The user's own options are about whole runs.
         "--override-ini=addopts=",
         "--override-ini=exportcheck_report=",
+        "--override-ini=exportcheck_artifacts=",
         "-p",
         "no:cacheprovider",
         "-p",
@@ -47,8 +48,9 @@ def run_diagnose(path: Path, case: str | None, budget_s: float, output: Path | N
     status = pytest.main(arguments, plugins=[printer])
     if printer.cases:
         failed = f"{printer.failed} failed" if printer.failed else "none failed"
+        cases = "1 case" if printer.cases == 1 else f"{printer.cases} cases"
         kept = f", see {output}" if output is not None and printer.failed else ""
-        click.echo(f"{printer.cases} cases, {failed}{kept}", err=True)
+        click.echo(f"{cases}, {failed}{kept}", err=True)
     return {pytest.ExitCode.OK: 0, pytest.ExitCode.TESTS_FAILED: 1}.get(pytest.ExitCode(status), 2)
 
 

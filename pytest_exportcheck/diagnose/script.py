@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import pprint
 import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
 
 from ..exporters.onnx_dynamo import OnnxDynamo
 from ..exporters.torch_export import TorchExport
-from ..reports.json_report import package_versions
 from .culprits import CaptureForOnnx
 from .script_model import Factory, model_source
 from .script_values import CACHE_HELPERS, CannotWriteError, Values, dynamic_axes
@@ -23,6 +24,9 @@ from .subject import Sample, Subject
 __all__ = ["Recipe", "Script", "write_script"]
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "numpy", "safetensors")
+
+#: Of a data file: more is nothing to attach to an issue.
+_MOST_BYTES = 2 << 30
 
 #: Where default tolerances hold: atol relative to the largest value of an output, rtol.
 _TOLERANCES = {torch.float16: (4e-3, 1e-2), torch.bfloat16: (3e-2, 5e-2), torch.float64: (1e-9, 1e-9)}
@@ -113,8 +117,11 @@ class Script:
 
 def versions_text() -> str:
     """``Python 3.11.7, torch 2.13.0, ...``."""
-    found = package_versions(_PACKAGES)
-    return ", ".join([f"Python {platform.python_version()}", *(f"{name} {v}" for name, v in found.items())])
+    found = [f"Python {platform.python_version()}"]
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)
 
 
 def write_script(
@@ -162,6 +169,9 @@ def write_script(
     module = subject.target.module
     state = [*module.named_parameters(), *module.named_buffers()]
     data.update({f"module.{name}": tensor for name, tensor in state})
+    size = sum(tensor.numel() * tensor.element_size() for tensor in data.values())
+    if size > _MOST_BYTES:
+        raise CannotWriteError(f"weights and inputs take {size / 2**30:.1f} GiB")
     axes = dynamic_axes(arguments, example.tensors, subject.shapes)
     method = "" if subject.target.method == "forward" else f".{subject.target.method}"
     parts = [

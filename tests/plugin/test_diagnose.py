@@ -158,7 +158,7 @@ def test_the_command(project):
     for case in (label, f"specs/net.yaml::test_export[{label}]"):
         result = command(project, "specs/net.yaml", "--case", case)
         assert result.ret == 0
-        result.stderr.fnmatch_lines(["1 cases, 1 failed"])
+        result.stderr.fnmatch_lines(["1 case, 1 failed"])
 
 
 def test_the_command_with_a_wrong_argument(project):
