@@ -16,6 +16,7 @@ from .filepaths import relative_text
 from .goldens import Proposals, obsolete_goldens
 from .reports.ablation import ablation_lines
 from .reports.comparison import as_text
+from .reports.diagnoses import diagnosis_lines
 from .reports.json_report import package_versions
 from .reports.matrix import Matrix, cell_text, counts, is_case
 from .reports.record import sort_key
@@ -244,6 +245,8 @@ class Controller:
         if verbose >= 0:
             for slow in slowest_lines(self.records):
                 terminal.write_line(slow)
+            for diagnosis in diagnosis_lines(self.records):
+                terminal.write_line(diagnosis)
         terminal.write_line("   ".join(self._totals()))
         for worth in ablation_lines(self.records):
             terminal.write_line(worth)
