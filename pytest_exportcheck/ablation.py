@@ -257,6 +257,11 @@ def ablate(
             case.device, case.dtype, name if mode.observed_under_itself else "none", enter
         )
         observation.graph(case.graph)
+        made = run.prepared(case, mode, observation, _target(case))
+        if made is not mode:
+            # Methods were rewritten for this graph: they are patches like the others.
+            assert isinstance(made, PatchList)
+            mode = made.subset(_names(made, run, case), name)
     except ExportCheckError as error:
         return {"not_done": f"fails at {error.stage}: {error.message}"}
     except LookupError as error:
@@ -274,12 +279,14 @@ def ablate(
 
 
 def _names(mode: PatchList, run: SpecRun, case: CaseId) -> list[str]:
+    patches = mode.patches(run.model(case.device, case.dtype), _target(case))
+    return [patch.name for patch in patches if not patch.rests()]
+
+
+def _target(case: CaseId) -> str:
     exporter: Any = load_exporter(str(case.exporter))
     assert isinstance(exporter, Exporter)
-    target = str(getattr(exporter, "target", "torch"))
-    return [
-        patch.name for patch in mode.patches(run.model(case.device, case.dtype), target) if not patch.rests()
-    ]
+    return str(getattr(exporter, "target", "torch"))
 
 
 def _judge_all(runs: _Runs) -> dict[str, Any]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["run_patches", "run_pytrees"]
 
 #: Modes that are listed and linted when none is named: ``all`` repeats them.
-_MODES = ("torch", "transformers", "rewrite", "hf")
+_MODES = ("torch", "transformers", "hf")
 
 _LOCK_NAME = "patches.lock.json"
 
@@ -26,7 +26,7 @@ def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, give
     from .patches.lock import lint, lock_of, read_lock, write_lock
 
     try:
-        modes = [(name, _patches_of(name)) for name in _expanded(names) or _available()]
+        modes = [(name, _patches_of(name)) for name in _expanded(names) or _MODES]
         places = {name: given or _lock_of(name) for name, _ in modes}
         if write:
             for path in dict.fromkeys(places.values()):
@@ -52,6 +52,8 @@ def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, give
         print(error, file=sys.stderr)
         return 2
     for name, patches in modes:
+        if name == "rewrite":
+            print("rewrite  made for each graph, from its observed calls; a case's record names them")
         for patch in patches:
             _show(name, patch, diff)
     return 0
@@ -61,7 +63,7 @@ def _lock_of(mode: str) -> Path:
     """The lock of a mode: the one that ships, or ``patches.lock.json`` beside the file of a mode of yours."""
     from .patches.lock import LOCK
 
-    if mode in _MODES:
+    if mode in (*_MODES, "rewrite"):
         return LOCK
     module = mode.partition(":")[0]
     if module.endswith(".py"):
@@ -80,14 +82,8 @@ def _say_missing(modes: Sequence[tuple[str, list[Patch]]], lock: Mapping[str, An
 
 def _expanded(names: Sequence[str]) -> list[str]:
     """``all`` as what it is made of: a patch has one place in the lock."""
-    ours = [name for name in _available() if name != "hf"]
+    ours = [name for name in _MODES if name != "hf"]
     return list(dict.fromkeys(one for name in names for one in (ours if name == "all" else [name])))
-
-
-def _available() -> list[str]:
-    from .patches.rewriting import has_rewriting
-
-    return [name for name in _MODES if name != "rewrite" or has_rewriting()]
 
 
 def _patches_of(name: str) -> list[Patch]:

@@ -55,6 +55,7 @@ from .observe.infer import ConstantLeaf
 from .observe.observation import GraphObservation, Observation, last_lines, observe
 from .patches.base import PatchMode
 from .patches.evidence import evidence
+from .patches.observed import Observed
 from .patches.registry import load_patch_mode
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
@@ -188,11 +189,13 @@ class SpecRun:
         self.modes: dict[str, PatchMode] = {}
         self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
         self._observations: dict[tuple[str, str, str], CheckedObservation | ExportCheckError] = {}
+        self._prepared: dict[tuple[str | None, ...], PatchMode | ExportCheckError] = {}
 
     def close(self) -> None:
         """Free the models and what was recorded."""
         self._models.clear()
         self._observations.clear()
+        self._prepared.clear()
         gc.collect()
 
     def forget(self, device: str, dtype: str) -> None:
@@ -200,6 +203,8 @@ class SpecRun:
         self._models.pop((device, dtype), None)
         for key in [key for key in self._observations if key[:2] == (device, dtype)]:
             del self._observations[key]
+        for made in [key for key in self._prepared if key[:2] == (device, dtype)]:
+            del self._prepared[made]
 
     def mode(self, name: str) -> PatchMode:
         """The patch mode of a case; `PatchError` if there is none of that name."""
@@ -253,6 +258,40 @@ class SpecRun:
         checked: CheckedObservation = _value(self._observations[key])
         return checked
 
+    def prepared(
+        self, case: CaseId, mode: PatchMode, observation: CheckedObservation, target: str
+    ) -> PatchMode:
+        """The mode made for the case's graph, where it is one that wants to see the calls.
+
+        Raises
+        ------
+        PatchError
+            It cannot be made; again, if it failed before.
+        """
+        prepare = getattr(mode, "prepared", None)
+        if prepare is None:
+            return mode
+        # The runtime decides which other patches are in place; without any, torch and onnx are the same.
+        runtime = "torch" if target == "onnx" and not getattr(mode, "sources", True) else target
+        key = (case.device, case.dtype, observation.patch_mode, case.graph, mode.name, runtime)
+        if key not in self._prepared:
+            state = model_state(observation.model, attributes=False)
+            try:
+                with (
+                    register_flattening_functions(None),
+                    self.mode(observation.patch_mode).apply(observation.model, "eager"),
+                ):
+                    self._prepared[key] = prepare(_observed(observation.graph(case.graph), target))
+            except ExportCheckError as error:
+                self._prepared[key] = error
+            except (Exception, SystemExit) as error:
+                self._prepared[key] = _refusal(error, "patch", f"patch mode {mode.name} cannot be made")
+            changed = list(differences(state, model_state(observation.model, attributes=False)).values())
+            if changed:
+                raise PatchError(f"rewriting for patch mode {mode.name} changed the model: {changed[0]}")
+        made: PatchMode = _value(self._prepared[key])
+        return made
+
     def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
         where = _device_index(device)
         with register_flattening_functions(None), self.mode(mode).apply(model, "eager"):
@@ -272,6 +311,23 @@ def _value(kept: Any) -> Any:
         # A new one each time: pytest writes the traceback of this test into the exception it is given.
         raise type(kept)(kept.message, details=kept.details, facts=kept.facts)
     return kept
+
+
+def _observed(graph: GraphObservation, target: str) -> Observed:
+    """The graph as a patch mode sees it."""
+
+    def export() -> Any:
+        where = graph.target
+        arguments = graph.example.arguments
+        with fresh_dispatch(), flat_forward(where.module, where.method, where.signature, arguments) as kwargs:
+            shapes = dynamic_arguments(kwargs, graph.shapes)
+            with torch.no_grad():
+                return torch.export.export(where.module, (), kwargs, dynamic_shapes=shapes, strict=False)
+
+    def run() -> list[Any]:
+        return [graph.eager(call.arguments) for call in graph.calls]
+
+    return Observed(graph.target.module, run, export, target)
 
 
 def check_shapes(observation: CheckedObservation, golden: str | None, path: str) -> None:
@@ -539,6 +595,7 @@ def _run_case(
     )
     tolerances = tolerances_of(spec, case.device, case.dtype)
     stages("patch")
+    mode = run.prepared(case, mode, observation, str(getattr(exporter, "target", "torch")))
     _check_mode(mode, observation, graph, str(getattr(exporter, "target", "torch")), tolerances)
     with register_flattening_functions(None), run.mode(under).apply(observation.model, "eager"):
         stages("export")

@@ -16,8 +16,6 @@ from ..checks.numbers import tolerances_of
 from ..errors import ExportCheckError
 from ..exporters.base import Exporter
 from ..exporters.registry import load_exporter
-from ..patches.base import PatchMode
-from ..patches.registry import load_patch_mode
 from .causes import Cause, Evidence, causes_of_text, known_causes
 from .culprits import CulpritSearch, find_culprits, line_of
 from .ladder import Ladder, climb
@@ -115,9 +113,10 @@ def subject_of_case(run: SpecRun, case: CaseId) -> Subject:
     exporter = cast(Exporter, load_exporter(case.exporter))
     own = getattr(exporter, "observed_under", None)
     name = case.patch_mode or "none"
-    mode = cast(PatchMode, load_patch_mode("none" if name == "own" else name))
+    mode = run.mode(name)
     under = str(own) if name == "own" and own is not None else name if mode.observed_under_itself else "none"
     observation = run.observe(case.device, case.dtype, under)
+    mode = run.prepared(case, mode, observation, str(getattr(exporter, "target", "torch")))
     graph = observation.graph(case.graph)
     spec = run.spec
     return Subject(
@@ -129,7 +128,7 @@ def subject_of_case(run: SpecRun, case: CaseId) -> Subject:
         exporter,
         tolerances_of(spec, case.device, case.dtype),
         mode,
-        cast(PatchMode, load_patch_mode(under)),
+        run.mode(under),
         dict(spec.exporter_options.get(exporter.name, {})),
         observation.device,
         spec.resize,

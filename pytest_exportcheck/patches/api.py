@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from ..pytrees import register_flattening_functions
@@ -14,7 +13,9 @@ from .for_transformers import transformers_patches
 from .modes import PatchList
 from .ours.torch_functions import torch_patches
 from .patch import LOADED, Patch
-from .rewriting import rewrite_package
+from .rewrite import patches_for
+from .rewrite.apply import Calls
+from .rewrite.patches import Dump
 from .stop_if_static import stop_if_static_patch
 from .user import as_patches
 
@@ -30,9 +31,11 @@ def torch_export_patches(
     rewrite: Any = None,
     custom_patches: Any = None,
     stop_if_static: int = 0,
-    dump_rewriting: str | Path | None = None,
+    dump_rewriting: Dump | None = None,
     verbose: int = 0,
     patch: bool = True,
+    calls: Calls = (),
+    dynamic_shapes: Any = None,
 ) -> Iterator[Callable[[Any], Any]]:
     """Caches flatten, and torch and transformers are patched, inside the block; undone on exit.
 
@@ -46,18 +49,20 @@ def torch_export_patches(
     patch_diffusers:
         Accepted; there is no patch of diffusers.
     rewrite:
-        Models, classes or methods whose control flow is rewritten, as `torch_export_rewrite` takes them.
+        What is rewritten, as `torch_export_rewrite` takes it, with its `calls` and `dynamic_shapes`.
     custom_patches:
         Patches of your own: ``{"package.module.Class.method": replacement}``, classes with
         ``_PATCHED_CLASS_`` and ``_PATCHES_``, a context manager, `Patch` objects, or a list of these.
     stop_if_static:
         1: a dynamic axis that becomes a constant raises `StaticAxisError` at the line that does it.
     dump_rewriting:
-        Folder for the source before and after rewriting.
+        As `torch_export_rewrite` takes it.
     verbose:
-        1: print the patches that are in place.
+        1: print the patches that are in place; 2: the diffs of rewritten methods too.
     patch:
         False: no patch at all, caches flatten all the same.
+    calls, dynamic_shapes:
+        For `rewrite`.
 
     Yields
     ------
@@ -77,7 +82,9 @@ def torch_export_patches(
         ]
         patches += PatchList("torch_export_patches", sources).patches(LOADED, "onnx")
         if rewrite is not None and rewrite is not False:
-            patches += rewrite_package().patches_for(rewrite, dump=dump_rewriting, verbose=verbose)
+            patches += patches_for(
+                rewrite, dump_rewriting, verbose, calls=calls, dynamic_shapes=dynamic_shapes
+            )
         if custom_patches is not None:
             patches += as_patches(custom_patches)
         if stop_if_static:
@@ -97,22 +104,35 @@ def _print(activity: Activity) -> None:
 
 @contextlib.contextmanager
 def torch_export_rewrite(
-    rewrite: Any = None, dump_rewriting: str | Path | None = None, verbose: int = 0
+    rewrite: Any = None,
+    dump_rewriting: Dump | None = None,
+    verbose: int = 0,
+    *,
+    calls: Calls = (),
+    dynamic_shapes: Any = None,
 ) -> Iterator[None]:
     """Methods whose control flow depends on data are rewritten inside the block.
 
     Parameters
     ----------
     rewrite:
-        A model, or a list of classes or methods.
+        A model, a function or method, the result of `patches.rewrite.rewrite_for_export`, or a list of these.
     dump_rewriting:
-        Folder for the source before and after.
+        A folder for one ``.diff`` and one ``.py`` file per method, or what is called with each.
+    verbose:
+        1: print what is rewritten; 2: the diffs too.
+    calls:
+        Observed ``(args, kwargs)`` of the model (of the function): the values at a branch are taken from
+        them, and the rewriting is compared with the original on them. A model is exported with the first.
+    dynamic_shapes:
+        As `torch.export.export` takes them, for a model.
 
     Raises
     ------
     PatchError
-        This version cannot rewrite, or a method cannot be rewritten.
+        A branch cannot be rewritten: says where it is and what to write by hand.
     """
-    patches = rewrite_package().patches_for(rewrite, dump=dump_rewriting, verbose=verbose)
-    with applied(patches):
-        yield
+    with register_flattening_functions(None):
+        patches = patches_for(rewrite, dump_rewriting, verbose, calls=calls, dynamic_shapes=dynamic_shapes)
+        with applied(patches):
+            yield

@@ -96,7 +96,7 @@ def applied(
             stack.enter_context(_in_place(patch, model, activity))
         for name, patch in activity.patches.items():
             activity._before[name] = _ACTIVE[patch].calls
-            activity.codes[name] = codes_of(_ACTIVE[patch].function)
+            activity.codes[name] = codes_of(getattr(patch.rewritten, "func", None) or _ACTIVE[patch].function)
         stack.enter_context(_kept_in_traces([code for codes in activity.codes.values() for code in codes]))
         try:
             yield activity

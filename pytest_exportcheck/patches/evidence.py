@@ -32,6 +32,13 @@ def evidence(activity: Any, program: Any) -> dict[str, Any]:
     exported = getattr(program, "exported_program", program)
     if isinstance(exported, torch.export.ExportedProgram):
         found["nodes"] = nodes_through(exported.graph_module, activity)
+    rewritten = {
+        name: list(patch.rewritten.targets)
+        for name, patch in activity.patches.items()
+        if patch.rewritten is not None
+    }
+    if rewritten:
+        found["rewritten"] = rewritten
     if activity.resting:
         found["resting"] = dict(activity.resting)
     return found
@@ -46,6 +53,13 @@ def nodes_through(module: torch.nn.Module, activity: Activity) -> dict[str, int]
     for name in activity.called():
         for code in activity.codes[name]:
             ranges.setdefault(code.co_filename, []).append((*lines_of(code), name))
+    # Rewritten code has a file of its own.
+    own = {
+        code.co_filename: name
+        for name, patch in activity.patches.items()
+        if patch.rewritten is not None
+        for code in activity.codes[name]
+    }
     counts: dict[str, int] = {}
     for part in module.modules():
         if not isinstance(part, torch.fx.GraphModule):
@@ -62,6 +76,7 @@ def nodes_through(module: torch.nn.Module, activity: Activity) -> dict[str, int]
                 for begin, end, name in ranges.get(path, ())
                 if begin <= line <= end
             }
+            names |= {own[path] for path, _ in frames if path in own}
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
     return counts

@@ -13,8 +13,8 @@ import torch
 from ..errors import PatchError
 from .engine import Activity, applied
 from .none import NoPatches
+from .observed import Observed
 from .patch import LOADED, Patch, Source
-from .rewriting import has_rewriting, rewritten
 
 __all__ = ["AllPatches", "PatchList", "RewritePatches", "TorchPatches", "TransformersPatches"]
 
@@ -88,8 +88,23 @@ class PatchList(NoPatches):
             self.used.setdefault(target, set()).update(used)
 
 
-def _rewrite_source(model: Any, target: str) -> list[Patch]:
-    return rewritten(model)
+class _Rewriting(PatchList):
+    """A mode with rewritten methods, which are made for one graph: from its observed calls."""
+
+    def prepared(self, observed: Observed) -> PatchList:
+        """The mode with the methods that `observed` needs rewritten, when the other patches are in place.
+
+        Raises
+        ------
+        RewriteRefused
+            A branch that depends on a tensor stops the export, and cannot be rewritten; a `PatchError`.
+        """
+        from .rewrite import patches_for
+
+        with self.apply(observed.module, observed.target):
+            patches = patches_for(observed)
+        only = None if self.only is None else self.only | {patch.name for patch in patches}
+        return PatchList(self.name, [*self.sources, lambda model, target: patches], only=only)
 
 
 class TorchPatches(PatchList):
@@ -110,19 +125,18 @@ class TransformersPatches(PatchList):
         super().__init__("transformers", [transformers_patches])
 
 
-class RewritePatches(PatchList):
+class RewritePatches(_Rewriting):
     """``rewrite``: methods whose control flow depends on data, rewritten."""
 
     def __init__(self) -> None:
-        super().__init__("rewrite", [_rewrite_source])
+        super().__init__("rewrite", [])
 
 
-class AllPatches(PatchList):
+class AllPatches(_Rewriting):
     """``all``: ``torch``, ``transformers`` and ``rewrite``."""
 
     def __init__(self) -> None:
         from .for_transformers import transformers_patches
         from .ours.torch_functions import torch_patches
 
-        rewriting = [_rewrite_source] if has_rewriting() else []
-        super().__init__("all", [torch_patches, transformers_patches, *rewriting])
+        super().__init__("all", [torch_patches, transformers_patches])

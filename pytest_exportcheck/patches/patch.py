@@ -59,6 +59,8 @@ class Patch:
         made in a function).
     depends:
         Dotted paths of what the replacement counts on beside its target: their source is in the lock too.
+    rewritten:
+        A method whose control flow was rewritten (`RewrittenMethod`); the `scope` puts it in place.
     """
 
     target: str
@@ -74,6 +76,7 @@ class Patch:
     name: str = ""
     owner: Any = None
     depends: tuple[str, ...] = ()
+    rewritten: Any = None
 
     def __post_init__(self) -> None:
         if not self.name:
