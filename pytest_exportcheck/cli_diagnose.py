@@ -62,8 +62,6 @@ def _spec(path: Path) -> ModelSpec:
         return load_spec(path.resolve(), Path.cwd())
     except SpecError as error:
         raise _Wrong("; ".join(map(str, error.problems))) from None
-    except OSError as error:
-        raise _Wrong(f"{path}: {error.strerror or error}") from None
 
 
 def _label(spec: ModelSpec, wanted: str) -> str:
