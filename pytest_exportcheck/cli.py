@@ -6,11 +6,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import __version__
+from .options import DIAGNOSIS_SECONDS
 
 if TYPE_CHECKING:
     from .spec import ModelSpec
@@ -126,6 +127,130 @@ def schema() -> None:
 
 
 @cli.command()
+@click.argument("spec", type=_FILE)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the first of the matrix.")
+@click.option("--dtype", help="Default: the first of the matrix.")
+@click.option("--cases", "cases_only", is_flag=True, help="The cases only: no model is built.")
+def show(spec: Path, device: str | None, dtype: str | None, cases_only: bool) -> int:
+    """What SPEC would run, and what its calls show: symbols and their sizes, the example, the shapes."""
+    from .cli_show import run_show
+
+    return run_show(spec, device, dtype, cases_only)
+
+
+@cli.command()
+def doctor() -> int:
+    """Versions, providers, devices, registrations, and what is known to go wrong with them."""
+    from .cli_show import run_doctor
+
+    return run_doctor()
+
+
+@cli.command()
+@click.option(
+    "-m", "--model", required=True, help="A model type, a folder with a config.json, or module:callable."
+)
+@click.option(
+    "--trained", is_flag=True, help="The weights of the folder, not a small random model of its type."
+)
+@click.option(
+    "--run", "run_only", is_flag=True, help="Make the calls and show what they tell; export nothing."
+)
+@click.option("--export", "exporters", multiple=True, metavar="NAME", help="An exporter (repeatable).")
+@click.option(
+    "--patch", "modes", multiple=True, metavar="MODE", help="A patch mode (repeatable; default: none)."
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
+    default="float32",
+    show_default=True,
+)
+@click.option("--opset", type=int, help="Opset of the ONNX exporters.")
+@click.option("--optimize/--no-optimize", default=None, help="Whether the ONNX exporters optimize.")
+@click.option(
+    "--dynamic-shapes",
+    "shapes",
+    type=click.Choice(["inferred", "named", "none"]),
+    default="inferred",
+    show_default=True,
+    help="What varied is dynamic; the first axis too; nothing.",
+)
+@click.option(
+    "--inputs2/--no-inputs2", "other_sizes", default=True, help="Try sizes that no call had (default)."
+)
+@click.option("-o", "--output", type=_FILE, help="Keep the spec, the shapes, the report and artifacts there.")
+@click.option("-v", "--verbose", type=int, default=0, help="1 or 2: as pytest's -v and -vv.")
+def validate(
+    model: str,
+    trained: bool,
+    run_only: bool,
+    exporters: tuple[str, ...],
+    modes: tuple[str, ...],
+    device: str,
+    dtype: str,
+    opset: int | None,
+    optimize: bool | None,
+    shapes: str,
+    other_sizes: bool,
+    output: Path | None,
+    verbose: int,
+) -> int:
+    """Check one model without a spec file: the same stages, the same verdict.
+
+    Exit status 0 if every case passes, 1 if one fails.
+    """
+    from .cli_validate import Wishes, run_validate
+
+    if run_only == bool(exporters):
+        raise click.UsageError("give --export NAME, or --run")
+    return run_validate(
+        Wishes(
+            model, trained, exporters, modes or ("none",), device, dtype, opset, optimize, shapes, other_sizes
+        ),
+        output,
+        verbose,
+    )
+
+
+@cli.command()
+@click.argument("source", required=False)
+@click.option(
+    "-o", "--output", type=_FILE, help="The spec (default: NAME.yaml, in model_specs if it is there)."
+)
+@click.option("--auto-class", "auto_classes", multiple=True, metavar="NAME", help="What builds the model.")
+@click.option("--force", is_flag=True, help="Write over a file that is there.")
+@click.option("--all", "folder", type=_FILE, metavar="DIR", help="Specs of every model type, into DIR.")
+@click.option("--type", "types", multiple=True, metavar="NAME", help="With --all: these model types only.")
+@click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="With --all: so many at a time.")
+@click.option("--timeout", type=float, default=90.0, show_default=True, help="With --all: seconds per type.")
+def new(
+    source: str | None,
+    output: Path | None,
+    auto_classes: tuple[str, ...],
+    force: bool,
+    folder: Path | None,
+    types: tuple[str, ...],
+    jobs: int,
+    timeout: float,
+) -> int:
+    """Write a first spec of SOURCE.
+
+    SOURCE is a model type of transformers, which is made small, with random weights; a folder with a
+    pretrained model; or a factory, module:callable. The calls are guessed from the task and the signature,
+    and made once, to show that they can be observed. Exit status 1 where they cannot.
+    """
+    from .cli_new import run_new, run_new_all
+
+    if (source is None) == (folder is None):
+        raise click.UsageError("give a SOURCE, or --all DIR")
+    if folder is not None:
+        return run_new_all(folder, types, jobs, timeout)
+    return run_new(str(source), output, auto_classes, force)
+
+
+@cli.command()
 @click.option(
     "--mode",
     "modes",
@@ -135,17 +260,72 @@ def schema() -> None:
 )
 @click.option("--diff", is_flag=True, help="Show each patch as a diff against the original.")
 @click.option("--lint", is_flag=True, help="Compare with the lock: exit status 1 on an error.")
-@click.option("--write-lock", is_flag=True, help="Write the lock from what is installed.")
+@click.option(
+    "--update-lock", "--write-lock", "write_lock", is_flag=True, help="Write the lock from what is installed."
+)
 @click.option(
     "--lock",
     type=_FILE,
-    help="The lock (default: the one that ships, or patches.lock.json here for a mode of yours).",
+    help="The lock (default: the one that ships; for a mode of yours patches.lock.json beside its file).",
 )
-def patches(modes: tuple[str, ...], diff: bool, lint: bool, write_lock: bool, lock: Path | None) -> int:
-    """List the patches of the patch modes, and see if they are stale."""
-    from .cli_patches import run_patches
+@click.option(
+    "--ablate",
+    "specs",
+    multiple=True,
+    type=_FILE,
+    metavar="SPEC",
+    help="Say which patches the cases of a spec, or of the specs of a folder, need (repeatable).",
+)
+@click.option(
+    "--exporter", "exporters", multiple=True, metavar="NAME", help="With --ablate: these exporters."
+)
+@click.option("--report", type=_FILE, help="With --ablate: write the records to this JSON file.")
+@click.option("--pytrees", is_flag=True, help="Say which classes are pytree nodes, by whom, in which layout.")
+def patches(
+    modes: tuple[str, ...],
+    diff: bool,
+    lint: bool,
+    write_lock: bool,
+    lock: Path | None,
+    specs: tuple[Path, ...],
+    exporters: tuple[str, ...],
+    report: Path | None,
+    pytrees: bool,
+) -> int:
+    """List the patches of the patch modes, see if they are stale, and who needs them."""
+    from . import cli_patches
 
-    return run_patches(modes, diff, lint, write_lock, lock)
+    if specs:
+        from .cli_ablate import run_ablation
+
+        files = [file for path in specs for file in _spec_files(path)]
+        return run_ablation(files, modes, exporters, report)
+    if exporters or report is not None:
+        raise _Wrong("--exporter and --report need --ablate SPEC")
+    if pytrees:
+        return cli_patches.run_pytrees(modes)
+    return cli_patches.run_patches(modes, diff, lint, write_lock, lock)
+
+
+@cli.command()
+@click.argument("spec", type=_FILE)
+@click.option("--case", metavar="ID", help="Only this case: cpu-float32-onnx-dynamo-none, or its node id.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, max=1e9),
+    default=DIAGNOSIS_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="After that long no new step of a diagnosis begins.",
+)
+@click.option(
+    "-o", "--output", type=_FILE, help="Keep text, record and a script for each failure in this folder."
+)
+def diagnose(spec: Path, case: str | None, budget: float, output: Path | None) -> int:
+    """Check the cases of SPEC, and name the guilty step, node and modules of those that fail."""
+    from .cli_diagnose import run_diagnose
+
+    return run_diagnose(spec, case, budget, output)
 
 
 # Reports.
@@ -201,11 +381,58 @@ def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
     if output is None:
         click.echo(text, nl=False)
     else:
-        try:
-            output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise _Wrong(f"{output}: {error.strerror or error}") from None
+        _write(output, text)
     return 1 if found.worse else 0
+
+
+@cli.command()
+@click.argument("report", type=_FILE)
+@click.option("-o", "--output", required=True, type=_FILE, help="The page.")
+def html(report: Path, output: Path) -> int:
+    """Make one self-contained page of a JSON REPORT; needs pytest-exportcheck[html]."""
+    from .reports.html import html_page, missing_packages
+
+    missing = missing_packages()
+    if missing:
+        raise _Wrong(f"{' and '.join(missing)} not installed: pip install 'pytest-exportcheck[html]'")
+    _write(output, html_page(_read(report)))
+    return 0
+
+
+@cli.command()
+@click.argument("report", type=_FILE)
+@click.option("-o", "--output", type=_FILE, help="Write to this file instead of the terminal.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="BYTES", help="Leave out what is beyond it.")
+def markdown(report: Path, output: Path | None, limit: int | None) -> int:
+    """Show the matrix and the failures of a JSON REPORT as Markdown, for a pull request."""
+    from .reports.markdown import markdown as as_markdown
+    from .reports.record import sort_key
+
+    text = as_markdown(sorted(_read(report)["cases"], key=sort_key), limit=limit)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+    return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from .reports.read import ReportError, read_report
+
+    try:
+        found = read_report(path)
+    except ReportError as error:
+        raise _Wrong(str(error)) from None
+    return {"environment": found.environment, "cases": found.cases}
+
+
+def _write(path: Path, text: str) -> None:
+    from .goldens import write_atomically
+
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise _Wrong(f"{path}: {error.strerror or error}") from None
 
 
 class _Wrong(click.ClickException):

@@ -26,11 +26,12 @@ PARAMETRIZED = frozenset({"export_case", "observed_inputs", "model_spec"})
 
 
 @pytest.fixture(scope="module")
-def exportcheck_runs() -> Iterator[SpecRuns]:
+def exportcheck_runs(request: pytest.FixtureRequest) -> Iterator[SpecRuns]:
     """The models in memory, one spec at a time; closed when the last test of the module ends."""
     from .handles import SpecRuns
+    from .plugin import session_of
 
-    runs = SpecRuns()
+    runs = SpecRuns(session_of(request.config).options.share)
     yield runs
     runs.close()
 

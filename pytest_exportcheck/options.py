@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,9 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 #: What a stage may take in a fresh process, in seconds.
 STAGE_SECONDS = 600.0
 
+#: What a diagnosis may take, in seconds.
+DIAGNOSIS_SECONDS = 120.0
+
 #: Destination and flag of the options that mean nothing without `--exportcheck`.
 _NEEDS_FLAG = {
     "exportcheck_update": "--update-shapes",
@@ -26,6 +30,7 @@ _NEEDS_FLAG = {
     "exportcheck_patch_mode": "--patch-mode",
     "exportcheck_device": "--export-device",
     "exportcheck_dtype": "--export-dtype",
+    "exportcheck_ablate": "--ablate-patches",
 }
 
 
@@ -76,6 +81,24 @@ def add_options(parser: pytest.Parser) -> None:
         help="write one JSON record per case to PATH",
     )
     group.addoption(
+        "--exportcheck-html",
+        dest="exportcheck_html",
+        metavar="PATH",
+        help="write one self-contained page to PATH (needs pytest-exportcheck[html])",
+    )
+    group.addoption(
+        "--exportcheck-markdown",
+        dest="exportcheck_markdown",
+        metavar="PATH",
+        help="write the matrix and the failures as Markdown to PATH",
+    )
+    group.addoption(
+        "--baseline",
+        dest="exportcheck_baseline",
+        metavar="PATH",
+        help="compare with the JSON report of an earlier run: exit status 1 if something got worse",
+    )
+    group.addoption(
         "--exportcheck-artifacts",
         dest="exportcheck_artifacts",
         metavar="DIR",
@@ -101,10 +124,53 @@ def add_options(parser: pytest.Parser) -> None:
         help="end a case whose stage takes longer (implies --isolate; 0: no limit; fresh processes have a "
         f"limit of {STAGE_SECONDS:g} unless told otherwise)",
     )
+    group.addoption(
+        "--no-share",
+        action="store_true",
+        dest="exportcheck_no_share",
+        help="make anew for each case what is otherwise made once (slower; the verdicts are the same)",
+    )
+    group.addoption(
+        "--ablate-patches",
+        action="store_true",
+        dest="exportcheck_ablate",
+        help="say which patches each case under a patch mode needs: run it again without each of them",
+    )
+    group.addoption(
+        "--diagnose",
+        action="store_true",
+        dest="exportcheck_diagnose",
+        help="say of each failed case which step, node and module is to blame, and what works around it",
+    )
+    group.addoption(
+        "--diagnose-all",
+        action="store_true",
+        dest="exportcheck_diagnose_all",
+        help="as --diagnose, of expected failures too",
+    )
+    group.addoption(
+        "--diagnose-budget",
+        type=float,
+        dest="exportcheck_diagnose_budget",
+        metavar="SECONDS",
+        help=f"after that long no new step of a diagnosis begins (default {DIAGNOSIS_SECONDS:g})",
+    )
+    parser.addini(
+        "exportcheck_diagnose", "off, failed (as --diagnose) or all (as --diagnose-all)", default="off"
+    )
+    parser.addini("exportcheck_diagnose_budget", "default of --diagnose-budget")
     parser.addini("exportcheck_confirm", "false: as --no-confirm", type="bool", default=True)
     parser.addini("exportcheck_isolate", "true: as --isolate", type="bool", default=False)
     parser.addini("exportcheck_stage_timeout", "default of --stage-timeout")
     parser.addini("exportcheck_report", "default of --exportcheck-report (relative to the rootdir)")
+    parser.addini("exportcheck_html", "default of --exportcheck-html (relative to the rootdir)")
+    parser.addini("exportcheck_markdown", "default of --exportcheck-markdown (relative to the rootdir)")
+    parser.addini(
+        "exportcheck_step_summary",
+        "false: nothing is appended to the job summary of GitHub Actions",
+        type="bool",
+        default=True,
+    )
     parser.addini("exportcheck_artifacts", "default of --exportcheck-artifacts (relative to the rootdir)")
     parser.addini("exportcheck_require_device", "added to --require-device", type="args", default=[])
 
@@ -139,14 +205,24 @@ class Options:
         What the axes are restricted to; empty: everything.
     require_devices:
         Devices whose absence is an error.
-    report, artifacts:
+    report, html, markdown, baseline, artifacts:
         Absolute paths, or ``None``.
+    step_summary:
+        The file of the job summary of GitHub Actions, ``None`` elsewhere and where it is not wanted.
     confirm:
         A case that fails is run again in a fresh process before it is reported.
     isolate:
         Every case runs in a fresh process.
     stage_limit:
         Seconds that a stage may take in a fresh process, ``None``: any.
+    share:
+        What cases have in common is made once.
+    ablate:
+        After a case under a patch mode, find out which of the patches it needs.
+    diagnose:
+        Which failures are explained: ``off``, ``failed`` or ``all``, expected ones among them.
+    diagnose_budget:
+        Seconds after which no new step of a diagnosis begins.
     """
 
     flag: bool
@@ -159,9 +235,17 @@ class Options:
     require_devices: tuple[str, ...]
     report: Path | None
     artifacts: Path | None
+    html: Path | None = None
+    markdown: Path | None = None
+    baseline: Path | None = None
+    step_summary: Path | None = None
     confirm: bool = True
     isolate: bool = False
     stage_limit: float | None = STAGE_SECONDS
+    share: bool = True
+    ablate: bool = False
+    diagnose: str = "off"
+    diagnose_budget: float = DIAGNOSIS_SECONDS
 
     @classmethod
     def from_config(cls, config: pytest.Config) -> Options:
@@ -175,6 +259,8 @@ class Options:
             return Path(config.rootpath, ini) if ini else None
 
         seconds = _stage_timeout(config)
+        baseline = config.getoption("exportcheck_baseline")
+        summary = os.environ.get("GITHUB_STEP_SUMMARY")
         return cls(
             flag=bool(config.getoption("exportcheck")),
             update=bool(config.getoption("exportcheck_update")),
@@ -189,6 +275,10 @@ class Options:
             ),
             report=path("exportcheck_report"),
             artifacts=path("exportcheck_artifacts"),
+            html=path("exportcheck_html"),
+            markdown=path("exportcheck_markdown"),
+            baseline=Path(config.invocation_params.dir, baseline) if baseline else None,
+            step_summary=Path(summary) if summary and config.getini("exportcheck_step_summary") else None,
             confirm=bool(
                 config.getini("exportcheck_confirm") and not config.getoption("exportcheck_no_confirm")
             ),
@@ -199,6 +289,10 @@ class Options:
                 or seconds
             ),
             stage_limit=STAGE_SECONDS if seconds is None else seconds or None,
+            share=not config.getoption("exportcheck_no_share"),
+            ablate=bool(config.getoption("exportcheck_ablate")),
+            diagnose=_diagnose(config),
+            diagnose_budget=_seconds(config, "exportcheck_diagnose_budget", DIAGNOSIS_SECONDS),
         )
 
     def check(self, exporters: Sequence[str], patch_modes: Sequence[str]) -> None:
@@ -214,8 +308,21 @@ class Options:
                 if value not in known and not (kind == "patch mode" and ":" in value):
                     raise pytest.UsageError(unknown_name(kind, value, known))
         self._check_ci()
-        if self.report is not None:
-            self._check_report(self.report)
+        from .reports.html import missing_packages
+
+        for flag, file in (
+            ("--exportcheck-report", self.report),
+            ("--exportcheck-html", self.html),
+            ("--exportcheck-markdown", self.markdown),
+        ):
+            if file is not None:
+                self._check_file(flag, file)
+        missing = missing_packages() if self.html is not None else []
+        if missing:
+            raise pytest.UsageError(
+                f"--exportcheck-html: {' and '.join(missing)} not installed: "
+                "pip install 'pytest-exportcheck[html]'"
+            )
 
     def _check_ci(self) -> None:
         flag = "--update-shapes" if self.update else "--prune-shapes" if self.prune else None
@@ -227,32 +334,49 @@ class Options:
             )
 
     @staticmethod
-    def _check_report(report: Path) -> None:
+    def _check_file(flag: str, file: Path) -> None:
         # Before the run, which may take hours, rather than after it.
-        if report.is_dir():
-            raise pytest.UsageError(f"--exportcheck-report: {report} is a directory")
+        if file.is_dir():
+            raise pytest.UsageError(f"{flag}: {file} is a directory")
         try:
-            report.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise pytest.UsageError(f"--exportcheck-report: cannot create {report.parent}: {error}") from None
+            raise pytest.UsageError(f"{flag}: cannot create {file.parent}: {error}") from None
 
 
 def _stage_timeout(config: pytest.Config) -> float | None:
-    """The seconds that were asked for, ``None`` if nothing was."""
-    given: float | None = config.getoption("exportcheck_stage_timeout")
+    """The seconds that were asked for, 0 for no limit, ``None`` if nothing was."""
+    seconds: float | None = _seconds(config, "exportcheck_stage_timeout", None)
+    return seconds
+
+
+def _seconds(config: pytest.Config, name: str, default: Any) -> Any:
+    """Seconds from the option `name` or its ini twin; `default` if neither says."""
+    given: float | None = config.getoption(name)
+    flag = f"--{name.removeprefix('exportcheck_').replace('_', '-')}"
     if given is None:
-        ini = config.getini("exportcheck_stage_timeout")
+        ini = config.getini(name)
         if not ini:
-            return None
+            return default
         try:
             given = float(ini)
         except ValueError:
-            raise pytest.UsageError(
-                f"exportcheck_stage_timeout: {ini!r} is not a number of seconds"
-            ) from None
+            raise pytest.UsageError(f"{name}: {ini!r} is not a number of seconds") from None
+        flag = name
     if not 0 <= given < float("inf"):
-        raise pytest.UsageError(f"--stage-timeout {given}: expected seconds, 0 for no limit")
+        no_limit = ", 0 for no limit" if default is None else ""
+        raise pytest.UsageError(f"{flag} {given}: expected seconds{no_limit}")
     return given
+
+
+def _diagnose(config: pytest.Config) -> str:
+    """Which failures are explained."""
+    ini = str(config.getini("exportcheck_diagnose"))
+    if ini not in ("off", "failed", "all"):
+        raise pytest.UsageError(f"exportcheck_diagnose: {ini!r} is none of off, failed, all")
+    if config.getoption("exportcheck_diagnose_all"):
+        return "all"
+    return "failed" if config.getoption("exportcheck_diagnose") and ini == "off" else ini
 
 
 def _is_set(variable: str) -> bool:

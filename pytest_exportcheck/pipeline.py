@@ -22,11 +22,11 @@ from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances, compare_leaves
 from .checks.eager import check_eager
 from .checks.equivalence import check_patches
-from .checks.frozen import frozen_axes, frozen_in_onnx, frozen_in_program
+from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
 from .checks.inputs import refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, refuse_unused_rules, tolerances_of
-from .checks.sizes import check_other_sizes
+from .checks.sizes import check_other_sizes, refuse_unknown_sizes
 from .checks.state import Held, differences, model_state
 from .errors import (
     CompareError,
@@ -66,6 +66,9 @@ __all__ = ["CheckedObservation", "SpecRun", "check_shapes", "run_case"]
 
 #: torch.onnx colours its messages whether or not anybody reads them on a terminal.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+#: Looks at a captured program: (program, what was decided by sizes, graph, `Activity` of the patches).
+Probe = Callable[[torch.export.ExportedProgram, CaptureWatch, GraphObservation, Any], None]
 
 #: What ``CaseId.patch_mode`` is for an exporter that brings its own patches.
 OWN = "own"
@@ -124,9 +127,10 @@ class CheckedObservation(Observation):
         return render_golden(self.golden_graphs(), path, self.spec.relative)
 
     def check(self, graph: GraphObservation) -> None:
-        """Note a graph as broken where eager disagrees with itself."""
+        """Note a graph as broken where eager disagrees with itself, or the spec asks for sizes it has not."""
         device = torch.device(self.device).type
         try:
+            refuse_unknown_sizes(self.spec, graph)
             check_eager(graph, tolerances_of(self.spec, device, self.dtype))
         except ObserveError as error:
             self.fail(graph.name, error)
@@ -171,10 +175,18 @@ def _device_index(device: str) -> str:
 
 
 class SpecRun:
-    """Everything of one spec in one process: its models and observations, made once, kept until `close`."""
+    """Everything of one spec in one process: its models and observations, made once, kept until `close`.
 
-    def __init__(self, spec: ModelSpec) -> None:
+    Attributes
+    ----------
+    modes:
+        Patch modes under names of the caller's own (a part of a mode), beside those that are registered.
+    """
+
+    def __init__(self, spec: ModelSpec, share: bool = True) -> None:
         self.spec = spec
+        self.share = share
+        self.modes: dict[str, PatchMode] = {}
         self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
         self._observations: dict[tuple[str, str, str], CheckedObservation | ExportCheckError] = {}
         self._prepared: dict[tuple[str | None, ...], PatchMode | ExportCheckError] = {}
@@ -193,6 +205,25 @@ class SpecRun:
             del self._observations[key]
         for made in [key for key in self._prepared if key[:2] == (device, dtype)]:
             del self._prepared[made]
+
+    def mode(self, name: str) -> PatchMode:
+        """The patch mode of a case; `PatchError` if there is none of that name."""
+        if name in self.modes:
+            return self.modes[name]
+        try:
+            return cast(PatchMode, load_patch_mode("none" if name == OWN else name, self.spec.folder))
+        except LookupError as error:
+            raise PatchError(str(error)) from None
+
+    def share_observation(self, device: str, dtype: str, mode: str, other: str) -> None:
+        """Let cases under `other` have what was observed under `mode`."""
+        self._observations[device, dtype, other] = self._observations[device, dtype, mode]
+
+    def drop_mode(self, name: str) -> None:
+        """Forget a mode of `modes`, and what was observed under it."""
+        self.modes.pop(name, None)
+        for key in [key for key in self._observations if key[2] == name]:
+            del self._observations[key]
 
     def model(self, device: str, dtype: str) -> torch.nn.Module:
         """The model; raises `LoadError`, the same one again if it failed before."""
@@ -248,7 +279,7 @@ class SpecRun:
             try:
                 with (
                     register_flattening_functions(None),
-                    _load_mode(observation.patch_mode, self.spec).apply(observation.model, "eager"),
+                    self.mode(observation.patch_mode).apply(observation.model, "eager"),
                 ):
                     self._prepared[key] = prepare(_observed(observation.graph(case.graph), target))
             except ExportCheckError as error:
@@ -263,7 +294,7 @@ class SpecRun:
 
     def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
         where = _device_index(device)
-        with register_flattening_functions(None), _load_mode(mode, self.spec).apply(model, "eager"):
+        with register_flattening_functions(None), self.mode(mode).apply(model, "eager"):
             plans = build_calls(self.spec, where, dtype)
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
@@ -379,14 +410,6 @@ def _explain(observation: CheckedObservation, golden: str) -> list[str]:
     return notes
 
 
-def _load_mode(name: str, spec: ModelSpec) -> PatchMode:
-    try:
-        mode = load_patch_mode("none" if name == OWN else name, spec.folder)
-    except LookupError as error:
-        raise PatchError(str(error)) from None
-    return cast(PatchMode, mode)
-
-
 def _load_exporter(name: str) -> Exporter:
     try:
         return cast(Exporter, load_exporter(name))
@@ -450,6 +473,8 @@ def _export(
     watch: CaptureWatch,
     captured: CapturedProgram,
     record: dict[str, Any],
+    probe: Probe | None,
+    share: bool,
 ) -> tuple[Exported, ExportRequest]:
     runtime = str(getattr(exporter, "target", "torch"))
     target = graph.target
@@ -461,6 +486,12 @@ def _export(
         raise _refusal(error, "observe", "eager refuses the arguments to export with") from error
     activity: Any = None
     exported: Any = None
+
+    def on_capture(program: torch.export.ExportedProgram) -> None:
+        if probe is not None:
+            probe(program, watch, graph, activity)
+        captured.check(program)
+
     try:
         with (
             fresh_dispatch(),
@@ -479,11 +510,15 @@ def _export(
                 options=dict(observation.spec.exporter_options.get(exporter.name, {})),
                 stage=stages.inside,
                 mode=mode,
-                captured=captured.check,
+                captured=on_capture,
+                share=share,
             )
             watch.inputs(kwargs)
             with watch:
                 exported = exporter.export(request)
+            program = getattr(exported, "program", None)
+            if probe is not None and isinstance(program, torch.export.ExportedProgram):
+                probe(program, watch, graph, activity)
     finally:
         # Also of an export that failed: the patches it went through.
         found = evidence(activity, getattr(exported, "program", None))
@@ -492,7 +527,13 @@ def _export(
     return exported, request
 
 
-def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: dict[str, Any]) -> None:
+def run_case(
+    run: SpecRun,
+    case: CaseId,
+    enter: Callable[[str], None],
+    record: dict[str, Any],
+    probe: Probe | None = None,
+) -> None:
     """Take one case through its stages.
 
     Parameters
@@ -501,6 +542,9 @@ def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: d
         Called with the name of each stage as it begins.
     record:
         Filled with plain builtins: durations, errors per output, node counts, sizes tried.
+    probe:
+        Is given what was captured, before anything else is done with it. What it raises, if it is no
+        `Exception`, ends the case without a verdict.
 
     Raises
     ------
@@ -509,7 +553,7 @@ def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: d
     """
     stages = _Stages(enter, record)
     try:
-        _run_case(run, case, stages, record)
+        _run_case(run, case, stages, record, probe)
     finally:
         stages.stop()
         record["peak_rss_mb"] = _peak_rss_mb()
@@ -526,12 +570,14 @@ def _peak_rss_mb() -> float | None:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
 
 
-def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any]) -> None:
+def _run_case(
+    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], probe: Probe | None
+) -> None:
     assert case.exporter is not None
     assert case.patch_mode is not None
     spec = run.spec
     stages("load")
-    mode = _load_mode(case.patch_mode, spec)
+    mode = run.mode(case.patch_mode)
     exporter = _load_exporter(case.exporter)
     under = _observed_under(exporter, case, mode)
     observation = run.observe(case.device, case.dtype, under, stages)
@@ -551,13 +597,15 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
     stages("patch")
     mode = run.prepared(case, mode, observation, str(getattr(exporter, "target", "torch")))
     _check_mode(mode, observation, graph, str(getattr(exporter, "target", "torch")), tolerances)
-    with register_flattening_functions(None), _load_mode(under, spec).apply(observation.model, "eager"):
+    with register_flattening_functions(None), run.mode(under).apply(observation.model, "eager"):
         stages("export")
         changed: list[str] = []
         state = model_state(observation.model, attributes=False)
         watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         try:
-            exported, request = _export(exporter, mode, observation, graph, stages, watch, captured, record)
+            exported, request = _export(
+                exporter, mode, observation, graph, stages, watch, captured, record, probe, run.share
+            )
         except ExportCheckError:
             if captured.differs:
                 blame_stand_ins(graph, tolerances)
@@ -583,16 +631,12 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
         record.update(exported.facts)
         if isinstance(exported.program, torch.export.ExportedProgram):
-            _fail_if_frozen(
-                frozen_in_program(exported.program, request.input_paths, graph.shapes, watch.frozen()),
-                ExportError,
-                record,
-            )
-        elif (dims := onnx_input_dims(exported.program)) is not None:
+            dims = program_dims(exported.program, request.input_paths)
+            _fail_if_frozen(dims, graph, watch, ExportError, record)
+        elif (declared := onnx_input_dims(exported.program)) is not None:
             stages("convert")
-            _fail_if_frozen(
-                frozen_in_onnx(dims, exported.input_names, graph.shapes, watch.frozen()), ConvertError, record
-            )
+            dims = onnx_dims(declared, exported.input_names)
+            _fail_if_frozen(dims, graph, watch, ConvertError, record)
         stages("session")
         try:
             session = open_session(exported, observation.device, request.output_paths)
@@ -669,14 +713,21 @@ def _changed(
     return ["eager answers differently after the export"]
 
 
-def _fail_if_frozen(frozen: list[str], error: type[ExportCheckError], record: dict[str, Any]) -> None:
-    record["specialised"] = frozen
+def _fail_if_frozen(
+    dims: Dims,
+    graph: GraphObservation,
+    watch: CaptureWatch,
+    error: type[ExportCheckError],
+    record: dict[str, Any],
+) -> None:
+    record["exported_shapes"] = dims_text(dims)
+    record["specialised"] = frozen = frozen_in_program(dims, graph.shapes, watch.frozen())
     if frozen:
         raise error(f"{len(frozen)} dynamic axes became constants", details=frozen)
 
 
-def facts_of(observation: CheckedObservation) -> Mapping[str, Any]:
-    """What the record of a spec's shapes check says about the observation."""
+def facts_of(observation: CheckedObservation, golden: str | None) -> Mapping[str, Any]:
+    """What the record of a spec's shapes check says about the observation, and about the accepted text."""
     warnings = [warning for graph in observation.graphs.values() for warning in graph.shapes.warnings]
     graphs = [name for name in observation.graphs if name]
     broken = [name for name in observation.failures if name]
@@ -687,4 +738,14 @@ def facts_of(observation: CheckedObservation) -> Mapping[str, Any]:
         "broken": broken,
         "warnings": warnings,
         "shapes": shapes,
+        "accepted": _accepted(golden),
     }
+
+
+def _accepted(golden: str | None) -> dict[str, dict[str, str]] | None:
+    """Graph -> path -> shape; ``None`` where nothing is accepted, or it cannot be read."""
+    try:
+        graphs = parse_golden(golden) if golden is not None else None
+    except GoldenError:
+        return None
+    return None if graphs is None else {name or "": dict(graph.inputs) for name, graph in graphs.items()}

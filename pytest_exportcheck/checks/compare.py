@@ -14,7 +14,16 @@ from ..pytrees.paths import same_constant
 from .ties import Ties
 from .tolerance import Tolerance, Tolerances
 
-__all__ = ["LeafComparison", "Tolerance", "Tolerances", "compare_leaf", "compare_leaves", "table"]
+__all__ = [
+    "LeafComparison",
+    "Tolerance",
+    "Tolerances",
+    "as_tensor",
+    "compare_leaf",
+    "compare_leaves",
+    "table",
+    "unreadable",
+]
 
 
 @dataclass(frozen=True)
@@ -82,7 +91,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex, str, bytes))
 
 
-def _as_tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> Any:
     """Numpy arrays and scalars as tensors: which of them a model returns is no matter of numbers."""
     numpy = sys.modules.get("numpy")
     if (
@@ -94,7 +103,7 @@ def _as_tensor(value: Any) -> Any:
     return value
 
 
-def _unreadable(tensor: torch.Tensor) -> str:
+def unreadable(tensor: torch.Tensor) -> str:
     """Why the values of a tensor cannot be compared; empty if they can."""
     if tensor.is_quantized:
         return "quantized"
@@ -120,12 +129,12 @@ def compare_leaf(
         Boolean tensor of the shape of `expected`: positions that count; the others are reported in the note.
         Or what the indices in the output select from: that is compared instead of the indices.
     """
-    expected, got = _as_tensor(expected), _as_tensor(got)
+    expected, got = as_tensor(expected), as_tensor(got)
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
         return _compare_scalars(path, expected, got)
     for tensor, owner in ((expected, "the model's"), (got, "the program's")):
-        if unreadable := _unreadable(tensor):
-            reason = f"{owner} is a {unreadable} tensor, which is not compared: return a dense one"
+        if why := unreadable(tensor):
+            reason = f"{owner} is a {why} tensor, which is not compared: return a dense one"
             return LeafComparison(path, False, tuple(expected.shape), _name(expected.dtype), reason)
     # Views with a lazy conjugation or negation are not what their memory says.
     expected, got = (value.detach().to("cpu").resolve_conj().resolve_neg() for value in (expected, got))

@@ -15,6 +15,7 @@ from ..pytrees import flatten_with_paths
 from ..pytrees.caches import CacheKey
 from ..pytrees.string_type import string_type
 from ..runtimes.onnx_runtime import OnnxRuntimeSession
+from .compare import Tolerances, as_tensor, compare_leaf, unreadable
 from .max_diff import max_diff
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def check_discrepancies(
 
     Inputs are fed by name: an input of the graph is matched with the recorded tensor whose path gives its
     name (``cache_key_0``, ``x``), those with names of their own in order among what is left. A tensor that a
-    call lacks is fed as `InputObserver.infer_arguments` makes it.
+    call lacks is fed as `InputObserver.infer_arguments` makes it. Outputs come in the order of the recorded
+    ones, or by name where all have the names of recorded ones (the keys of a dict, ``cache_layers_0_keys``).
 
     Parameters
     ----------
@@ -66,7 +68,8 @@ def check_discrepancies(
         ``abs, rel, sum, n, dnan, dev`` of `max_diff`, ``>0.1`` and the like, ``SUCCESS``, ``index``,
         ``duration_torch`` and ``ort_duration`` in seconds, ``n_inputs``, ``n_none`` (tensors the call lacks),
         ``n_empty`` (tensors of no elements), ``atol``, ``rtol``; ``error`` instead of the numbers where the
-        model could not be run, and beside them where shapes, dtypes or the number of outputs differ.
+        model could not be run, and beside them where shapes, dtypes, the number of outputs, or outputs that
+        are no tensors differ.
     """
     inputs, outputs = _signature_of(onnx_model)
     names = _match(interface, inputs)
@@ -90,12 +93,14 @@ def check_discrepancies(
             row["inputs"] = string_type(arguments, with_shape=True, with_min_max=True)
         begin = time.perf_counter()
         try:
-            got = [value for _, value in session.run(arguments)]
+            got = _flat(session.run(arguments))
         except Exception as error:  # a row says what is wrong with one call, the others are still run
             rows.append({**row, "SUCCESS": False, "error": f"{type(error).__name__}: {error}"})
+            if progress_bar:
+                print(f"call {call.index + 1} of {len(interface.calls)}: {rows[-1]['error']}")
             continue
         row["ort_duration"] = time.perf_counter() - begin
-        expected = _expected(call.output_leaves(), len(got), skip_none)
+        expected = _expected(call.output_leaves(), list(outputs), len(got), skip_none)
         if include_io:
             row["outputs_torch"] = string_type(expected, with_shape=True, with_min_max=True)
             row["outputs_ort"] = string_type(got, with_shape=True, with_min_max=True)
@@ -185,15 +190,31 @@ def _match(interface: Interface, inputs: Sequence[str]) -> dict[str, str]:
     return matched
 
 
-def _expected(leaves: Sequence[tuple[str, Any]], count: int, skip_none: bool) -> list[Any]:
-    """The outputs that the model has: its tensors, or all of them where an exporter keeps constants."""
-    there = [leaf for _, leaf in leaves if leaf is not None or not skip_none]
-    tensors = [leaf for leaf in there if isinstance(leaf, torch.Tensor) or leaf is None]
-    return there if len(there) == count and len(tensors) != count else tensors
+def _flat(outputs: Sequence[tuple[str, Any]]) -> list[Any]:
+    """The values; a sequence of tensors gives its items."""
+    values: list[Any] = []
+    for _, value in outputs:
+        many = isinstance(value, list) and all(isinstance(item, torch.Tensor) for item in value)
+        values += value if many else [value]
+    return values
+
+
+def _expected(
+    leaves: Sequence[tuple[str, Any]], names: Sequence[str], count: int, skip_none: bool
+) -> list[Any]:
+    """The outputs that the model has, in its order: tensors, or all where an exporter keeps constants."""
+    there = [(path, as_tensor(leaf)) for path, leaf in leaves if leaf is not None or not skip_none]
+    tensors = [(path, leaf) for path, leaf in there if isinstance(leaf, torch.Tensor) or leaf is None]
+    kept = there if len(there) == count and len(tensors) != count else tensors
+    # Outputs that are called like the keys of a dict come by name, whatever their order.
+    by_name = {_identifier(path): leaf for path, leaf in kept} | dict(kept)
+    if len(names) == len(kept) == len(set(names)) and all(name in by_name for name in names):
+        return [by_name[name] for name in names]
+    return [leaf for _, leaf in kept]
 
 
 def _numbers(expected: list[Any], got: list[Any], hist: Sequence[float]) -> dict[str, Any]:
-    missing = len(expected) != len(got) or any(value is None for value in expected)
+    missing = len(expected) != len(got) or any(value is None or _unreadable(value) for value in expected)
     # Against nothing: as far apart as can be.
     found = max_diff([0], []) if missing else max_diff(expected, got, hist=tuple(hist))
     counts: Mapping[str, int] = found.pop("rep", {})
@@ -203,13 +224,21 @@ def _numbers(expected: list[Any], got: list[Any], hist: Sequence[float]) -> dict
     return {**found, **{f">{limit}": counts.get(f">{limit}", 0) for limit in hist}}
 
 
+def _unreadable(value: Any) -> str:
+    return unreadable(value) if isinstance(value, torch.Tensor) else ""
+
+
 def _verdict(expected: list[Any], got: list[Any], atol: float, rtol: float) -> dict[str, Any]:
     if len(expected) != len(got):
         return {"SUCCESS": False, "error": f"{len(got)} outputs instead of {len(expected)}"}
     close = True
     for number, (a, b) in enumerate(zip(expected, got, strict=True)):
+        if _unreadable(a):
+            return {"SUCCESS": False, "error": f"output {number}: a {_unreadable(a)} tensor is not compared"}
         if not isinstance(a, torch.Tensor):
-            close = close and isinstance(b, torch.Tensor) and a is not None and bool((b.cpu() == a).all())
+            result = compare_leaf("output", a, b, Tolerances())
+            if not result.ok:
+                return {"SUCCESS": False, "error": f"output {number}: {result.reason}"}
             continue
         a = a.detach().cpu()
         if not isinstance(b, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:

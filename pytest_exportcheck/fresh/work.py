@@ -45,7 +45,7 @@ def perform(
             return
         observation = run().observe(work.case.device, work.case.dtype, enter=entered)
         entered("shapes")
-        record.update(facts_of(observation))
+        record.update(facts_of(observation, work.golden))
         record["golden_exists"] = work.golden is not None
         try:
             check_shapes(observation, work.golden, work.golden_name)
@@ -59,13 +59,47 @@ def perform(
 
 
 def perform_afresh(work: Work, enter: Callable[[str], None], record: dict[str, Any]) -> None:
-    """Do `work` from the spec file on."""
+    """Do `work` from the spec file on: judge the case, explain its failure, or say what its patches do.
+
+    Of an ablation the record is what `ablation.ablate` returns.
+    """
     enter("load")
     from ..pipeline import SpecRun
     from ..spec import load_spec
 
-    run = SpecRun(load_spec(Path(work.spec), Path(work.root)))
+    run = SpecRun(load_spec(Path(work.spec), Path(work.root)), work.share)
+    if work.explain is not None:
+        _explain(work, run, enter, record)
+        return
+    if work.ablate:
+        from ..ablation import ablate, one_thread
+
+        with one_thread():
+            record.update(ablate(run, work.case, enter, work.limit))
+        return
     perform(work, lambda: run, enter, record)
+
+
+def _explain(work: Work, run: SpecRun, enter: Callable[[str], None], record: dict[str, Any]) -> None:
+    """Fill the record with the diagnosis of a failure, and with its text."""
+    from ..diagnose.diagnosis import diagnose_case
+
+    assert work.explain is not None
+    error = work.explain.failure.exception()
+    assert isinstance(error, ExportCheckError)
+    with foreign_exits(lambda: "load"):
+        kept = work.explain.reproduction
+        found = diagnose_case(
+            run,
+            work.case,
+            error,
+            work.explain.budget_s,
+            begin=enter,
+            fresh=True,
+            reproduction=Path(kept) if kept is not None else None,
+        )
+    record["diagnosis"] = found.to_record()
+    record["lines"] = found.lines()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .dynamic import dynamic_shapes_for, symbol_label
-from .infer import ConstantLeaf, GraphShapes, TensorLeaf, infer_shapes
+from .infer import infer_shapes
 from .observer import (
     InferenceError,
     InputCandidate,
@@ -13,6 +13,7 @@ from .observer import (
     RecordedCall,
 )
 from .resize import ExportExample, choose_example, other_sizes, resize_arguments, sizes_from_spec
+from .shapes import ConstantLeaf, GraphShapes, TensorLeaf
 from .signature import CallSignature
 
 __all__ = [

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
+from .oblivious import needs_backed_size_oblivious
 
-__all__ = ["InputCandidate", "needs_backed_size_oblivious", "shape_entries"]
+__all__ = ["InputCandidate"]
 
 
 class InputCandidate:
@@ -38,9 +39,11 @@ class InputCandidate:
         self._args: tuple[Any, ...] = kept[0]
         self._kwargs: dict[str, Any] = kept[1]
         self.cst_kwargs = dict(cst_kwargs or {})
-        self._names: tuple[str, ...] = tuple(str(index) for index in range(len(args)))
+        self._known: tuple[str, ...] = ()
         self._aligned: Sequence[str] | None = None
         self._copies = False
+        #: A name of the record -> what the caller wrote.
+        self._spelled: Callable[[str], str] = str
 
     @classmethod
     def _recorded(
@@ -50,10 +53,11 @@ class InputCandidate:
         cst_kwargs: dict[str, Any],
         names: tuple[str, ...],
         aligned: Sequence[str] | None,
+        spelled: Callable[[str], str],
     ) -> InputCandidate:
         """Of a record: every access gives copies, since the record must stay as it is."""
-        made = cls(args, kwargs, False, cst_kwargs)
-        made._names, made._aligned, made._copies = names, aligned, True
+        made = cls(args, kwargs, False, {spelled(name): value for name, value in cst_kwargs.items()})
+        made._known, made._aligned, made._copies, made._spelled = names, aligned, True, spelled
         return made
 
     def _give(self, value: Any) -> Any:
@@ -72,7 +76,11 @@ class InputCandidate:
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments, without the constants."""
         given: dict[str, Any] = self._give(self._kwargs)
-        return given
+        return {self._spelled(name): value for name, value in given.items()}
+
+    @property
+    def _names(self) -> Sequence[str]:
+        return self._known or [str(index) for index in range(len(self._args))]
 
     def _by_path(self) -> dict[str, torch.Tensor]:
         with register_flattening_functions(None):
@@ -134,47 +142,9 @@ class InputCandidate:
         Raises
         ------
         RuntimeError
-            `dynamic_shapes` has more entries than there are tensors, or names an axis that a tensor lacks.
+            `dynamic_shapes` has entries for what is no input, or names an axis that a tensor lacks.
         """
-        return needs_backed_size_oblivious(list(self._by_path().values()), dynamic_shapes)
-
-
-def shape_entries(shapes: Any) -> list[Any]:
-    """Entries of nested dynamic shapes in order: ``{axis: dim}`` of a tensor, ``None`` of a constant."""
-    if shapes is None:
-        return [None]
-    if isinstance(shapes, dict):
-        if all(isinstance(axis, int) and not isinstance(dim, (dict, list)) for axis, dim in shapes.items()):
-            return [shapes]
-        return [entry for value in shapes.values() for entry in shape_entries(value)]
-    if isinstance(shapes, (list, tuple)):
-        return [entry for value in shapes for entry in shape_entries(value)]
-    raise TypeError(f"no dynamic shape: {shapes!r} ({type(shapes).__name__})")
-
-
-def _is_dynamic(dim: Any) -> bool:
-    if isinstance(dim, (str, torch.export.Dim)):
-        return True
-    hints = (torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO)
-    return any(type(dim) is type(hint) and dim.type == hint.type for hint in hints)
-
-
-def needs_backed_size_oblivious(tensors: Sequence[torch.Tensor], dynamic_shapes: Any) -> bool:
-    """As `InputCandidate.needs_backed_size_oblivious`, for tensors in flatten order."""
-    if not dynamic_shapes:
-        return False
-    entries = shape_entries(dynamic_shapes)
-    if len(entries) > len(tensors):
-        # The ``None`` of a constant, which is no tensor.
-        entries = [entry for entry in entries if entry is not None]
-    if len(entries) > len(tensors):
-        raise RuntimeError(
-            f"dynamic_shapes has {len(entries)} entries, more than the {len(tensors)} tensors there are"
-        )
-    for tensor, entry in zip(tensors, entries, strict=False):
-        for axis, dim in (entry or {}).items():
-            if not -tensor.dim() <= axis < tensor.dim():
-                raise RuntimeError(f"dynamic_shapes has axis {axis} for a tensor of {tensor.dim()} axes")
-            if _is_dynamic(dim) and tensor.shape[axis] in (0, 1):
-                return True
-    return False
+        with register_flattening_functions(None):
+            return needs_backed_size_oblivious(
+                self._args, self._kwargs, dynamic_shapes, self._known, self.cst_kwargs
+            )

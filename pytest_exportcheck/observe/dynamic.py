@@ -11,7 +11,7 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..pytrees.paths import render_path
-from .infer import GraphShapes, TensorLeaf
+from .shapes import GraphShapes, TensorLeaf
 
 __all__ = ["dynamic_shapes_for", "symbol_label"]
 

@@ -13,8 +13,9 @@ from ..errors import ObserveError
 from ..pytrees import flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
 from ..pytrees.paths import render_path
-from .infer import GraphShapes, infer_shapes
+from .infer import infer_shapes
 from .records import RecordedCall
+from .shapes import GraphShapes
 
 __all__ = ["CallGroup", "groups_as_yaml", "item_counts", "propose_groups", "serve"]
 

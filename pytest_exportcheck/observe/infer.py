@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +10,15 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..errors import ObserveError
+from ..keypaths import root_of
 from ..pytrees import flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
+from ..pytrees.cloning import Unkept
 from ..pytrees.paths import render_path, same_constant
+from ..spec.names import suggest
 from .records import RecordedCall
+from .shapes import ConstantLeaf, GraphShapes, TensorLeaf, ValueIfMissing
+from .structure import differing_contexts
 from .symbols import Axis, name_axes
 
 __all__ = [
@@ -27,163 +31,12 @@ __all__ = [
 ]
 
 
+#: In the place of the default that an argument does not have.
+_REQUIRED = object()
+
+
 class ConstantsDiffer(ObserveError):
     """A constant argument has several values: one graph has one."""
-
-
-#: Given an argument name and the sizes of the symbols in a call (``None``: not known yet), the value that
-#: stands in for the argument where it is missing, or ``None`` if there is none.
-ValueIfMissing = Callable[[str, Mapping[str, int] | None], Any]
-
-
-@dataclass(frozen=True)
-class TensorLeaf:
-    """A tensor argument of the graph: ``int64[batch, seq]``."""
-
-    path: str
-    dtype: str
-    dims: tuple[int | DimExpr, ...]
-
-    @property
-    def dynamic(self) -> dict[int, DimExpr]:
-        """Axis -> expression, for the dynamic axes."""
-        return {axis: dim for axis, dim in enumerate(self.dims) if isinstance(dim, DimExpr)}
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(str(dim) for dim in self.dims)}]"
-
-
-@dataclass(frozen=True)
-class ConstantLeaf:
-    """An argument that is no tensor: it is baked into the graph."""
-
-    path: str
-    value: Any
-
-    def __str__(self) -> str:
-        return "none" if self.value is None else f"{type(self.value).__name__} = {self.value!r}"
-
-
-@dataclass
-class GraphShapes:
-    """Shapes that one graph must accept.
-
-    Attributes
-    ----------
-    leaves:
-        By path, in signature and flatten order.
-    containers:
-        Path -> class name, for every container that is neither a list nor a dict with names as keys, and for
-        those too where they are empty: no leaf tells of them.
-    sizes:
-        For each call (by its index) the size of each symbol that is known there.
-    limits:
-        Largest valid size of a symbol (a sliding-window cache holds window - 1 positions).
-    warnings:
-        What a person should know: axes that never varied, a single call, ...
-    """
-
-    leaves: dict[str, TensorLeaf | ConstantLeaf]
-    containers: dict[str, str]
-    sizes: dict[int, dict[str, int]]
-    limits: dict[str, int] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-    value_if_missing: ValueIfMissing = field(default=lambda name, sizes: None, repr=False)
-    template: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def symbols(self) -> list[str]:
-        """Free symbols in order of first appearance."""
-        names: dict[str, None] = {}
-        for leaf in self.tensors():
-            for dim in leaf.dynamic.values():
-                names.update(dict.fromkeys(dim.names))
-        return list(names)
-
-    def tensors(self) -> list[TensorLeaf]:
-        """The tensor leaves in order."""
-        return [leaf for leaf in self.leaves.values() if isinstance(leaf, TensorLeaf)]
-
-    def dims(self, path: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of the leaf at `path` for given symbol sizes."""
-        leaf = self.leaves[path]
-        assert isinstance(leaf, TensorLeaf)
-        return tuple(dim if isinstance(dim, int) else dim.evaluate(sizes) for dim in leaf.dims)
-
-    def missing(self, call: RecordedCall) -> list[str]:
-        """Paths of tensors of the graph that `call` does not have."""
-        have = call.shapes().leaves()
-        return [leaf.path for leaf in self.tensors() if not isinstance(have.get(leaf.path), torch.Tensor)]
-
-    def complete(self, call: RecordedCall) -> dict[str, Any]:
-        """Arguments of `call` with what it lacks filled in: stand-ins, and empty caches as length-0 tensors.
-
-        Raises
-        ------
-        ObserveError
-            The call lacks an argument that nothing stands in for.
-        """
-        missing = self.missing(call)
-        arguments = dict(call.arguments)  # the only time the values of the call are loaded
-        roots = dict.fromkeys(_root(path) for path in missing)
-        sizes = self.sizes.get(call.index, {})
-        lost = []
-        for root in roots:
-            value = self.value_if_missing(root, sizes)
-            if value is not None:
-                arguments[root] = value
-            elif arguments.get(root) is not None:
-                try:
-                    arguments[root] = self._empty(root, sizes, arguments[root])
-                except _Lost as error:
-                    lost.append(str(error))
-                except KeyError as error:
-                    lost.append(f"{root} (the size of {error.args[0]} is not known in this call)")
-            else:
-                lost.append(root)
-        if lost:
-            raise ObserveError(
-                f"call {call.index} has no {', '.join(lost)}, which other calls of this graph have: "
-                "give observe.value_if_missing, or put the calls into groups with observe.graphs"
-            )
-        return {name: arguments[name] for name in self.template if name in arguments}
-
-    def _empty(self, root: str, sizes: Mapping[str, int], given: Any) -> Any:
-        """A cache as in the template; what `given` lacks is zeros of `sizes`, mostly of length 0.
-
-        The states of linear attention have no length, and begin at zero. (`checks.numbers` asks eager whether
-        it agrees, where a program fails on such a call.) `_Lost` for any other container: nobody passed
-        zeros.
-        """
-        of_cache = is_cache(self.template[root])
-        have = dict(flatten_with_paths(given, root))
-        leaves, spec = _pytree.tree_flatten(self.template[root])
-        paths = [path for path in self._template_paths() if _root(path) == root]
-        built = []
-        for path, leaf in zip(paths, leaves, strict=True):
-            if isinstance(have.get(path), torch.Tensor):
-                built.append(have[path])
-            elif isinstance(leaf, torch.Tensor):
-                shape = self.dims(path, sizes)
-                if not of_cache and 0 not in shape:
-                    raise _Lost(path)
-                built.append(torch.zeros(shape, dtype=leaf.dtype, device=leaf.device))
-            elif isinstance(self.leaves.get(path), TensorLeaf):
-                raise _Lost(path)
-            else:
-                built.append(leaf)
-        return _pytree.tree_unflatten(built, spec)
-
-    def _template_paths(self) -> list[str]:
-        return [path for name, value in self.template.items() for path, _ in flatten_with_paths(value, name)]
-
-
-class _Lost(Exception):
-    """A tensor inside a container that a call lacks and nothing stands in for; the message is its path."""
-
-
-def _root(path: str) -> str:
-    return path.split(".", 1)[0]
 
 
 def container_name(value: Any) -> str | None:
@@ -228,7 +81,8 @@ def _call_text(indices: Sequence[int]) -> str:
 def _check_constant(path: str, values: dict[int, Any]) -> Any:
     """The value that all calls agree on; `ObserveError` names argument, calls and values otherwise."""
     groups: list[tuple[Any, list[int]]] = []
-    for index, value in values.items():
+    # Of those that mean the same, the value itself rather than what stands for it.
+    for index, value in sorted(values.items(), key=lambda item: isinstance(item[1], Unkept)):
         for known, indices in groups:
             if same_constant(known, value):
                 indices.append(index)
@@ -287,7 +141,8 @@ def infer_shapes(
     calls:
         At least one recorded call.
     signature_order:
-        Parameter names in order; extra arguments come after them.
+        Parameter names in order; extra arguments come after them. One that no call passes counts if something
+        stands in for it.
     defaults:
         Value of a constant argument where a call does not pass it.
     batch_dims:
@@ -328,6 +183,11 @@ def _infer(
     roots: dict[str, None] = {}
     for call in sorted(calls, key=lambda c: -len(c.arguments)):
         roots.update(dict.fromkeys(call.arguments))
+    some_sizes = None if known_sizes is None else known_sizes[calls[0].index]
+    for name in signature_order:
+        # What no call passes may still have a stand-in.
+        if name not in roots and value_if_missing(name, some_sizes) is not None:
+            roots[name] = None
     order = {name: position for position, name in enumerate(signature_order or defaults)}
     template: dict[str, Any] = {}
     paths: dict[str, None] = {}
@@ -347,6 +207,9 @@ def _infer(
                 _containers(value, root, containers)
         if given:
             template[root] = _union(given)
+        elif defaults.get(root, _REQUIRED) is not None:
+            # A `None` that says something: the call needs it, and is another one without it.
+            template[root] = None
     for root, value in template.items():
         paths.update(dict.fromkeys(path for path, _ in flatten_with_paths(value, root)))
     for call in calls:
@@ -356,7 +219,7 @@ def _infer(
             if path not in paths and (values[call.index][path] is not None or says_none):
                 if isinstance(values[call.index][path], torch.Tensor):
                     raise ObserveError(
-                        f"argument {_root(path)} has a different structure in {_call_text([call.index])}: "
+                        f"argument {root_of(path)} has a different structure in {_call_text([call.index])}: "
                         f"it holds {path}, other calls do not"
                     )
                 paths[path] = None
@@ -391,14 +254,17 @@ def _infer(
 
     axes = _axes(calls, tensors, batch_dims, declared)
     names = name_axes(axes, declared)
+    if known_sizes is None:
+        _check_stand_in_symbols(calls, axes, declared, value_if_missing)
     leaves_out: dict[str, TensorLeaf | ConstantLeaf] = {}
     for path in paths:
         if path in constants:
             # The value a parameter has anyway says nothing about the graph.
             is_default = path in defaults and same_constant(constants[path], defaults[path])
             # A `None` inside a container is a leaf of it, and counts where shapes are handed out leaf by
-            # leaf.
-            if not is_default and (constants[path] is not None or path != _root(path)):
+            # leaf; one in the place of another default is a constant like any other.
+            says = constants[path] is not None or path != root_of(path) or defaults.get(path) is not None
+            if not is_default and says:
                 leaves_out[path] = ConstantLeaf(path, constants[path])
             continue
         first = next(iter(tensors[path].values()))
@@ -412,6 +278,8 @@ def _infer(
         template=template,
     )
     shapes.limits = _limits(shapes)
+    for root in template:
+        shapes.warnings += differing_contexts(root, {call.index: call.arguments.get(root) for call in calls})
     if len(calls) == 1:
         shapes.warnings.append("only one call was observed: an axis can be dynamic only through batch_dims")
     return shapes
@@ -464,20 +332,55 @@ def _axes(
         for axis in range(rank):
             sizes: dict[int, int | None] = {i: tensor.shape[axis] for i, tensor in seen.items()}
             distinct = set(sizes.values())
-            is_batch = axis == 0 and (batch is True or (not isinstance(batch, bool) and _root(path) in batch))
+            is_batch = axis == 0 and (
+                batch is True or (not isinstance(batch, bool) and root_of(path) in batch)
+            )
             for call in calls:
                 if call.index in sizes:
                     continue
                 # An empty cache: as many leaves as in later calls, of length 0 (axis 2 of keys and values).
                 # States of linear attention have no length.
                 is_length = path.endswith((".keys", ".values")) and rank == 4
-                empty = is_length and is_cache(call.arguments.get(_root(path)))
+                empty = is_length and is_cache(call.arguments.get(root_of(path)))
                 sizes[call.index] = 0 if empty and axis == 2 else None
                 if empty and axis == 2:
                     distinct.add(0)
             if len(distinct) > 1 or is_batch or (path, axis) in declared:
                 axes.append(Axis(path, axis, rank, sizes, is_batch))
     return axes
+
+
+def _check_stand_in_symbols(
+    calls: Sequence[RecordedCall],
+    axes: Sequence[Axis],
+    declared: Mapping[tuple[str, int], DimExpr],
+    value_if_missing: ValueIfMissing,
+) -> None:
+    """Refuse a symbol that only a stand-in declares, and that is another one or looks like one there is.
+
+    Its axis would take the others of its sizes along, under the misspelt name. What makes stand-ins knows
+    where they are written, and refuses a symbol without a size.
+    """
+    for (root, place), dim in declared.items():
+        if len(dim.terms) > 1 or dim.offset:
+            continue
+        symbol = dim.names[0]
+        others = {k: each for k, each in declared.items() if k[0] != root or symbol not in each.names}
+        if any(symbol in each.names for each in others.values()):
+            continue
+        names = name_axes(axes, others)
+        known = {name for each in names.values() for name in each.names}
+        sizes = _sizes(calls, axes, names)
+        if symbol not in known and suggest(symbol, known):
+            lacking = [call for call in calls if call.arguments.get(root) is None]
+            value_if_missing(root, sizes[(lacking or calls)[0].index])
+        for index, size in next((a.sizes for a in axes if a.key == (root, place)), {}).items():
+            other = sizes[index].get(symbol, size)
+            if size is not None and other != size and value_if_missing(root, sizes[index]) is not None:
+                raise ObserveError(
+                    f"what stands in for {root} calls its axis {place} {symbol!r}, which is {other} in call "
+                    f"{index}, where {root} has {size}"
+                )
 
 
 def _sizes(
@@ -502,7 +405,9 @@ def _limits(shapes: GraphShapes) -> dict[str, int]:
         for name in ("self_attention_cache", "cross_attention_cache"):
             if hasattr(value, name):
                 visit(getattr(value, name), f"{path}.{name}")
-        for index, layer in enumerate(getattr(value, "layers", None) or ()):
+        layers = getattr(value, "layers", None)
+        # A constant may have a number there.
+        for index, layer in enumerate(layers if isinstance(layers, (list, tuple)) else ()):
             window = getattr(layer, "sliding_window", None)
             leaf = shapes.leaves.get(f"{path}.layers.{index}.keys")
             if isinstance(window, int) and isinstance(leaf, TensorLeaf) and len(leaf.dims) == 4:

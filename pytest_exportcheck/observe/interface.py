@@ -9,38 +9,30 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from ..dims import DimExpr
 from ..errors import ObserveError
+from ..keypaths import root_of
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
+from ..pytrees.cloning import Unkept, blank
 from ..pytrees.paths import same_constant
-from ..spec.names import choices, suggest
-from .dynamic import dynamic_shapes_for, symbol_label
-from .infer import ConstantLeaf, ConstantsDiffer, GraphShapes, TensorLeaf, infer_shapes
+from .dynamic import dynamic_shapes_for
+from .infer import ConstantsDiffer, infer_shapes
+from .labels import argument_named, check_names, with_labels, with_suggested_labels
 from .records import InputObserverInfo, ObserverWarning, RecordedCall, with_defaults
 from .resize import choose_example
+from .shapes import ConstantLeaf, GraphShapes, TensorLeaf
 from .signature import CallSignature
-from .structure import InferenceError, check_structure
+from .structure import InferenceError, check_structure, differing_contexts
 
 __all__ = ["InferenceError", "Interface", "infer_interface"]
 
 _PACKAGE = __name__.split(".", 1)[0] + "."
-
-#: Symbol -> label that transformers' own exporters use.
-_LABELS = {
-    "batch": "batch_size",
-    "seq": "sequence_length",
-    "past": "past_sequence_length",
-    "length": "total_sequence_length",
-    "past + seq": "total_sequence_length",
-    "source": "encoder_sequence_length",
-}
 
 
 def warn(message: str) -> None:
@@ -64,6 +56,10 @@ class Interface:
         Whether every argument was always passed by position.
     stand_ins:
         Value of an argument where a call lacks it, by name.
+    calls:
+        Those whose values were kept.
+    doubts:
+        What a program may refuse, as sentences.
     """
 
     signature: CallSignature
@@ -72,6 +68,7 @@ class Interface:
     positional: bool
     stand_ins: Mapping[str, Any]
     calls: list[RecordedCall]
+    doubts: Sequence[str] = ()
 
     def tensor_paths(self) -> list[str]:
         """Paths of the tensors, in the order of `template`."""
@@ -86,16 +83,17 @@ class Interface:
 
     def dynamic_shapes(self, dim_names: bool | Mapping[Any, Any] | None) -> Any:
         """Nested dynamic shapes; see `InputObserver.infer_dynamic_shapes`."""
-        if isinstance(dim_names, Mapping):
-            check_names(dim_names, self.signature, self.template, strict=False)
-            for position in dim_names:
-                _named(self.signature, position)  # refuses one that there is not
-        by_name = {
-            name: self._labelled(name, value, dim_names)
-            if dim_names
-            else dynamic_shapes_for(value, self.shapes, name)
-            for name, value in self.template.items()
-        }
+        shapes, leaf = self.shapes, None
+        if dim_names is True:
+            shapes, leaf = with_suggested_labels(self.shapes)
+        elif isinstance(dim_names, Mapping):
+            (shapes, leaf), unused = with_labels(self.shapes, dim_names, self.signature, self.template)
+            for what in unused:
+                warn(f"dim_names labels {what}: the label is not used")
+        elif dim_names:
+            raise TypeError(f"Unexpected type {type(dim_names)} for dim_names: True or a dict is expected")
+        options = () if leaf is None else (leaf,)
+        by_name = {n: dynamic_shapes_for(value, shapes, n, *options) for n, value in self.template.items()}
         variadic = self._variadic()
         extra = [name for name in by_name if name not in self.signature.names and name not in variadic]
         if self.positional and not variadic:
@@ -106,34 +104,13 @@ class Interface:
             if name in variadic:
                 nested.setdefault(str(self.signature.var_positional), [])
             elif name in extra:
-                nested.setdefault(str(self.signature.var_keyword), {})[name] = shape
+                nested.setdefault(str(self.signature.var_keyword), {})[self.signature.spelled(name)] = shape
             else:
                 nested[name] = shape
         if variadic:
             nested[str(self.signature.var_positional)] = tuple(by_name[name] for name in variadic)
         order = {name: position for position, name in enumerate(self.signature.source.parameters)}
         return {name: nested[name] for name in sorted(nested, key=lambda name: order.get(name, len(order)))}
-
-    def _labelled(self, name: str, value: Any, dim_names: bool | Mapping[Any, Any]) -> Any:
-        if dim_names is True:
-            return dynamic_shapes_for(value, self.shapes, name, _labels(self.shapes).__getitem__)
-        assert isinstance(dim_names, Mapping)
-        places = self.signature.positions(len(self.template) + len(self.signature.names))
-        given = dim_names.get(name)
-        if given is None and name in places:
-            given = dim_names.get(places.index(name))
-        # `dynamic_shapes_for` tells a label the expression only: here each axis has one of its own.
-        own: dict[DimExpr, Any] = {}
-        leaves: dict[str, TensorLeaf | ConstantLeaf] = {}
-        for path, leaf in self.shapes.leaves.items():
-            leaves[path] = leaf
-            if isinstance(leaf, TensorLeaf):
-                dims = list(leaf.dims)
-                for axis in leaf.dynamic:
-                    dims[axis] = dim = DimExpr.symbol(f"{path}_dim_{axis}")
-                    own[dim] = (given or {}).get(axis, symbol_label(dim))
-                leaves[path] = TensorLeaf(path, leaf.dtype, tuple(dims))
-        return dynamic_shapes_for(value, replace(self.shapes, leaves=leaves), name, own.__getitem__)
 
     # arguments
 
@@ -146,7 +123,7 @@ class Interface:
         return min(self.calls, key=lambda call: len(self._missing(call)))
 
     def _missing(self, call: RecordedCall) -> list[str]:
-        return [p for p in self._lacking(call) if _root(p) not in self.stand_ins]
+        return [p for p in self._lacking(call) if root_of(p) not in self.stand_ins]
 
     def _lacking(self, call: RecordedCall) -> list[str]:
         have = call.shapes().leaves()
@@ -192,7 +169,7 @@ class Interface:
             order = {name: place for place, name in enumerate([*self.signature.names, *completed, *more])}
             completed = dict(sorted({**completed, **more}.items(), key=lambda item: order[item[0]]))
         unsafe = [
-            path for path in made if "cross_attention_cache" in path or not is_cache(given.get(_root(path)))
+            path for path in made if "cross_attention_cache" in path or not is_cache(given.get(root_of(path)))
         ]
         if unsafe:
             warn(
@@ -218,6 +195,13 @@ class Interface:
         ]
         if not lacks:
             return best if value is None else value
+        known = dict(pairs)
+        unknown = [path for path, leaf in have.items() if leaf is not None and path not in known]
+        if unknown:
+            # Filled in leaf by leaf, what has no place would be lost.
+            raise ValueError(
+                f"{unknown[0]} has no place in {name} as the calls have it ({_shown(list(known))})"
+            )
         made.extend(lacks)
         leaves = [
             have[path]
@@ -240,10 +224,10 @@ class Interface:
             for axis, dim in leaf.dynamic.items():
                 if all(name in sizes for name in dim.names):
                     shape[axis] = dim.evaluate(sizes)
-        return torch.zeros(shape, dtype=best.dtype, device=best.device)
+        return blank(best, shape)
 
     def by_name(self, given: Any) -> dict[str, Any]:
-        """A user's inputs by name: a dict as it is, a tuple by position.
+        """A user's inputs by name: a dict by names or positions, a tuple by position.
 
         Raises
         ------
@@ -251,8 +235,11 @@ class Interface:
             It is neither, or the signature has no such argument.
         """
         if isinstance(given, Mapping):
-            check_names(given, self.signature, self.template)
-            return dict(given)
+            named = {argument_named(self.signature, key): value for key, value in given.items()}
+            if len(named) < len(given):
+                raise ValueError(f"an input is given twice: {list(given)}")
+            check_names(named, self.signature, self.template)
+            return named
         if isinstance(given, tuple):
             names = self.signature.positions(len(given))
             if len(names) < len(given):
@@ -304,7 +291,7 @@ class Interface:
     def notes(self) -> list[str]:
         """Why the shapes may not be what a person expects."""
         tensors = self.shapes.tensors()
-        found = []
+        found = [*self.doubts]
         if tensors and not any(leaf.dynamic for leaf in tensors):
             count = len(self.shapes.sizes)
             why = "only one call was observed" if count == 1 else f"no size differs between {count} calls"
@@ -325,7 +312,7 @@ class Interface:
                 )
         for leaf in self.shapes.leaves.values():
             if isinstance(leaf, ConstantLeaf) and not is_constant(leaf.value):
-                kind = type(leaf.value)
+                kind = leaf.value.kind if isinstance(leaf.value, Unkept) else type(leaf.value)
                 found.append(
                     f"argument {leaf.path} is a {kind.__module__}.{kind.__qualname__}: torch.export takes no "
                     "such input; register it with register_class_flattening, or bake it into the model"
@@ -336,21 +323,6 @@ class Interface:
 def _shown(items: Sequence[str], most: int = 4) -> str:
     text = ", ".join(items[:most])
     return text if len(items) <= most else f"{text} and {len(items) - most} more"
-
-
-def _root(path: str) -> str:
-    return path.split(".", 1)[0]
-
-
-def _labels(shapes: GraphShapes) -> dict[DimExpr, str]:
-    """A label for every expression, no label for two of them."""
-    labels: dict[DimExpr, str] = {}
-    for leaf in shapes.tensors():
-        for dim in leaf.dynamic.values():
-            if dim not in labels:
-                label = _LABELS.get(str(dim), symbol_label(dim))
-                labels[dim] = label if label not in labels.values() else symbol_label(dim)
-    return labels
 
 
 def infer_interface(
@@ -368,7 +340,7 @@ def infer_interface(
     """
     signature = info.signature
     assert signature is not None
-    stand_ins = {_named(signature, key): value for key, value in value_if_missing.items()}
+    stand_ins = {argument_named(signature, key): value for key, value in value_if_missing.items()}
     kept = [call.edited({*removed, *_unset_flags(call, info)}) for call in info.calls]
     extra = [
         call.edited({*removed, *_unset_flags(call, info)}, index=len(kept) + position)
@@ -378,12 +350,16 @@ def infer_interface(
     kept, extra = every[: len(kept)], every[len(kept) :]
     if isinstance(batch, str):
         batch = [batch]
-    batch_names = batch if isinstance(batch, bool) else {_named(signature, item) for item in batch}
+    if not isinstance(batch, (bool, Collection)):
+        raise TypeError(
+            f"Unexpected type {type(batch)} for set_batch_dimension_for: True, or names or positions"
+        )
+    batch_names = batch if isinstance(batch, bool) else {argument_named(signature, item) for item in batch}
     if not isinstance(batch_names, bool):
         passed = [name for call in [*kept, *extra] for name in call.shapes().arguments]
         check_names(batch_names, signature, [*passed, *removed], strict=False)
     interface = _infer(kept, kept or extra, info, batch_names, stand_ins)
-    by_keyword = {key for key in value_if_missing if isinstance(key, str)}
+    by_keyword = {argument_named(signature, key) for key in value_if_missing if isinstance(key, str)}
     if kept and extra:
         fitting = list(kept)
         for call in extra:
@@ -399,40 +375,6 @@ def infer_interface(
         interface.positional = False
     info.aligned = interface.tensor_paths()
     return interface
-
-
-def check_names(
-    names: Collection[Any], signature: CallSignature, passed: Collection[str], strict: bool = True
-) -> None:
-    """Refuse names of arguments that do not exist.
-
-    Parameters
-    ----------
-    passed:
-        Names that a call had: with ``**kwargs`` in the signature, names of its own.
-    strict:
-        ``False``: with ``**kwargs`` only those that look like an existing one.
-
-    Raises
-    ------
-    ValueError
-        With the name that was meant, if one is close.
-    """
-    known = dict.fromkeys([*signature.names, *passed])
-    for name in names:
-        if not isinstance(name, str) or name in known:
-            continue
-        if strict or signature.var_keyword is None or suggest(name, known):
-            raise ValueError(f"the signature has no argument {name!r}{choices(name, known)}")
-
-
-def _named(signature: CallSignature, key: int | str) -> str:
-    if isinstance(key, str):
-        return key
-    names = signature.positions(max(key + 1, 0))
-    if not 0 <= key < len(names):
-        raise ValueError(f"the signature has no position {key}")
-    return names[key]
 
 
 def _leaves_a_gap(call: RecordedCall, removed: Collection[str]) -> bool:
@@ -476,7 +418,7 @@ def _infer(
     try:
         shapes = infer_shapes(
             calls,
-            signature_order=signature.names,
+            signature_order=[*signature.names, *(n for n in stand_ins if n not in signature.names)],
             defaults=defaults,
             batch_dims=batch,
             value_if_missing=lambda name, _: stand_ins.get(name),
@@ -489,7 +431,12 @@ def _infer(
     except ObserveError as error:
         raise InferenceError(error.message, details=error.details) from error
     template = _template(shapes, signature, defaults, calls, positional)
-    return Interface(signature, shapes, template, positional, stand_ins, kept)
+    doubts = [
+        text
+        for name in template
+        for text in differing_contexts(name, {call.index: call.arguments.get(name) for call in calls})
+    ]
+    return Interface(signature, shapes, template, positional, stand_ins, kept, doubts)
 
 
 def _template(
@@ -501,13 +448,16 @@ def _template(
 ) -> dict[str, Any]:
     """The fullest value of each argument, in signature order, without constants that equal their default."""
 
+    passed = dict.fromkeys(name for call in calls for name in call.arguments)
+    required = {name for name in signature.names if name not in signature.defaults}
+    required.update(signature.items(passed))
+
     def says_nothing(name: str, value: Any) -> bool:
         if value is None:
-            given = signature.defaults.get(name)
-            return given is None and (name in signature.defaults or name not in signature.names)
+            # One of ``*args`` keeps its place; one that ``**kwargs`` caught is as good as none.
+            return name not in required and signature.defaults.get(name) is None
         return name in defaults and is_constant(value) and same_constant(value, defaults[name])
 
-    passed = dict.fromkeys(name for call in calls for name in call.arguments)
     names = [name for name in signature.names if name in passed or name in shapes.template]
     names += [name for name in [*shapes.template, *passed] if name not in names]
     template = {name: shapes.template.get(name) for name in dict.fromkeys(names)}
@@ -516,5 +466,11 @@ def _template(
         # A position before one that is needed stays.
         while template and next(reversed(template)) in silent:
             template.popitem()
-        silent = set()
-    return {name: value for name, value in template.items() if name not in silent}
+        return template
+    needed = {name: value for name, value in template.items() if name not in silent}
+    before = signature.before(needed)
+    if before:
+        # What goes by position cannot be left out before another one.
+        filled = {name: template.get(name, signature.defaults.get(name)) for name in before}
+        needed = filled | {name: value for name, value in needed.items() if name not in filled}
+    return needed

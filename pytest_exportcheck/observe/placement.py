@@ -24,14 +24,14 @@ PLACES: tuple[str, ...] = get_args(Place)
 
 
 def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type == "cpu":
+    if tensor.device.type in ("cpu", "meta"):
         return clone_tensor(tensor)
     copied = tensor.detach().cpu()
     return copied.contiguous() if copied.layout is torch.strided else copied
 
 
 def _to_disk(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return _to_cpu(tensor)
     source = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
     if not source.numel() or type(tensor) is not torch.Tensor:

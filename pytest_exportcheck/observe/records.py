@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
+from ..pytrees.cloning import blank
 from .candidate import InputCandidate
 from .placement import Placed
 from .signature import CallSignature
@@ -217,6 +218,7 @@ class InputObserverInfo:
             constants,
             names=tuple(name for name, _ in items[:count]),
             aligned=self.aligned,
+            spelled=self.signature.spelled if self.signature else str,
         )
 
     @property
@@ -253,11 +255,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes))
 
 
-def shape_only(arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments` with tensors of the same shape, dtype and device that hold one element of memory each."""
-    stubs: dict[str, Any] = clone_tree(
-        arguments, lambda t: torch.zeros((), dtype=t.dtype, device=t.device).expand(t.shape)
-    )
+def shape_only(arguments: dict[str, Any], opaque: Callable[[Any], Any] = lambda item: item) -> dict[str, Any]:
+    """`arguments` with tensors of the same shape, dtype and device that hold one element of memory each.
+
+    Objects that are no pytree nodes are not copied: `opaque` gives what stands for one.
+    """
+    stubs: dict[str, Any] = clone_tree(arguments, lambda t: blank(t, ()).expand(t.shape), opaque)
     return stubs
 
 

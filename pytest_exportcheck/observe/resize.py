@@ -14,8 +14,8 @@ from torch.utils import _pytree
 from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths
 from ..pytrees.cloning import is_wrapper
-from .infer import GraphShapes, TensorLeaf
 from .records import RecordedCall
+from .shapes import GraphShapes, TensorLeaf
 
 __all__ = [
     "ExportExample",
@@ -95,13 +95,20 @@ def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch
 def _resized(
     path: str, tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    if not is_wrapper(tensor):
-        return _resample(tensor, shape, donors)
-    if tuple(tensor.shape) == tuple(shape):
+    if tuple(tensor.shape) == tuple(shape) and (is_wrapper(tensor) or not _is_dense(tensor)):
         return tensor  # copied with the others
-    raise NotResizable(
-        f"{path} is a {type(tensor).__name__}: the packed numbers of a quantized tensor cannot be resized"
-    )
+    if is_wrapper(tensor) or tensor.is_quantized:
+        kind = type(tensor).__name__ if is_wrapper(tensor) else str(tensor.dtype).removeprefix("torch.")
+        raise NotResizable(
+            f"{path} is a {kind} tensor: the packed numbers of a quantized tensor cannot be resized"
+        )
+    if not _is_dense(tensor):
+        raise NotResizable(f"{path} is a {tensor.layout} tensor: only a dense one can be resized")
+    return _resample(tensor, shape, donors)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized
 
 
 def resize_arguments(

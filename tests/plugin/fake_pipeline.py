@@ -17,6 +17,7 @@ An action is the name of a stage (its error is raised there) or one of the other
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import subprocess
@@ -44,11 +45,11 @@ class Observation:
 class SpecRun:
     alive = 0
 
-    def __init__(self, spec):
+    def __init__(self, spec, share=True):
         self.spec = spec
         self.observations = {}
         SpecRun.alive += 1
-        _log(f"open {spec.name}")
+        _log(f"open {spec.name}" + ("" if share else ", nothing shared"))
 
     def observe(self, device, dtype, mode="none", enter=lambda stage: None):
         key = (device, dtype)
@@ -82,7 +83,7 @@ def check_shapes(observation, golden_text, golden_path):
         )
 
 
-def facts_of(observation):
+def facts_of(observation, golden):
     return {"calls": observation.num_calls}
 
 
@@ -118,7 +119,19 @@ def _print():
     os.write(2, b"straight to the descriptor\n")
 
 
+def _break():
+    """What ends a process without a verdict: nothing that it says to the pytest process can be written."""
+    import pytest_exportcheck.fresh.server
+
+    def to_plain(record):
+        raise KeyError("a record of nobody")
+
+    pytest_exportcheck.fresh.server.to_plain = to_plain
+    sys.stderr = io.StringIO()
+
+
 _HOSTILE = {
+    "breaks": _break,
     "segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),

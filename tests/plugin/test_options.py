@@ -57,6 +57,7 @@ def test_unknown_names_are_usage_errors(project):
 def test_options_that_need_the_flag(project):
     project.spec("a")
     usage_error(project.run("--update-shapes", flag=False), "--update-shapes needs --exportcheck: *")
+    usage_error(project.run("--ablate-patches", flag=False), "--ablate-patches needs --exportcheck: *")
     usage_error(
         project.run("--prune-shapes", "--exporter=x", flag=False), "--prune-shapes, --exporter needs *"
     )
@@ -147,6 +148,14 @@ def test_github_summary(project, monkeypatch):
     assert text.startswith("before\n## exportcheck\n")
     assert "| a | pass | **FAIL compare** |" in text
     assert "- `specs/a.yaml::test_export[cpu-float32-torch-export-none]` **FAIL compare**" in text
+
+
+def test_no_share_reaches_the_engine_and_the_reproduce_line(project, monkeypatch, tmp_path):
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
+    project.spec("a", kwargs={"do": {"torch-export": "compare"}})
+    result = project.run("--no-share")
+    assert "main open a, nothing shared" in (tmp_path / "log").read_text().splitlines()
+    result.stdout.fnmatch_lines(["*reproduce:  pytest --exportcheck --no-share *"])
 
 
 def test_quiet_and_no_summary(project):

@@ -7,8 +7,8 @@ from pathlib import Path
 import onnxruntime
 import pytest
 import torch
-from pytest_exportcheck.exporters.tables import shared_tables
 
+from pytest_exportcheck.exporters.tables import shared_tables
 from pytest_exportcheck.patches.rewrite import locate, rewrite_for_export
 
 from .float16_layers import BART_LIKE, FAMILIES, Layers, calls

@@ -211,7 +211,7 @@ def test_context_managers_put_the_code_back(capsys: pytest.CaptureFixture[str]) 
     calls = [((POSITIVE,), {}), ((NEGATIVE,), {})]
     seen: list[RewrittenMethod] = []
     before = snapshot(model, modules=(forms.__name__,))
-    with (
+    with (  # noqa: PT012
         pytest.raises(KeyError),
         torch_export_patches(
             patch_torch=False,

@@ -1,0 +1,127 @@
+"""First specs of every model type that is installed, each made in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from .new import Draft, draft
+
+__all__ = ["draft_all", "file_name", "model_types", "summary"]
+
+
+def model_types() -> list[str]:
+    """Every model type that transformers has a configuration for."""
+    from transformers import CONFIG_MAPPING
+
+    return sorted(CONFIG_MAPPING.keys())
+
+
+def file_name(source: str) -> str:
+    """Name of the spec's file."""
+    return re.sub(r"\W+", "_", source.rpartition(":")[2] or source).strip("_") + ".yaml"
+
+
+def draft_all(types: Sequence[str], folder: Path, jobs: int, seconds: float) -> Iterator[Draft]:
+    """Make a spec of each of `types`, `jobs` at a time; a type that takes longer than `seconds` is given up.
+
+    Yields
+    ------
+    Draft
+        In the order in which they end.
+    """
+    # What every child needs is imported once.
+    import transformers.modeling_utils  # noqa: F401
+
+    from .. import pipeline  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    waiting = list(reversed(types))
+    running: dict[Connection, tuple[str, BaseProcess, float]] = {}
+    child: BaseProcess
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name = waiting.pop()
+                here, there = context.Pipe(duplex=False)
+                arguments = (name, folder / file_name(name), there)
+                child = context.Process(target=_child, args=arguments, daemon=True)
+                child.start()
+                there.close()
+                running[here] = (name, child, time.monotonic())
+            for connection in wait(list(running), timeout=1):
+                assert isinstance(connection, Connection)
+                name, child, _ = running.pop(connection)
+                yield _received(name, connection, child)
+            for connection, (name, child, began) in list(running.items()):
+                if time.monotonic() - began > seconds:
+                    del running[connection]
+                    child.kill()
+                    child.join()
+                    yield Draft(name, problems=[f"took longer than {seconds:g} s"])
+    finally:
+        for _, child, _ in running.values():
+            child.kill()
+
+
+def _child(name: str, path: Path, connection: Connection) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    # What models print is not for the table.
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        made = draft(name, path)
+    except Exception as error:
+        made = Draft(name, problems=[f"{type(error).__name__}: {error}"])
+    connection.send(asdict(made))
+    connection.close()
+
+
+def _received(name: str, connection: Connection, child: BaseProcess) -> Draft:
+    made: dict[str, Any] | None = None
+    with contextlib.suppress(EOFError):
+        made = connection.recv()
+    child.join()
+    connection.close()
+    if made is None:
+        return Draft(name, problems=[f"the process ended with {child.exitcode}"])
+    return Draft(**made)
+
+
+def summary(drafts: Sequence[Draft]) -> list[str]:
+    """Counts, and the reasons of those that were not observed, the most frequent first."""
+    reasons = Counter(_kind(made.problems[0]) for made in drafts if not made.observed and made.problems)
+    lines = [
+        f"{len(drafts)} model types",
+        f"{sum(made.builds for made in drafts):5} give a model that builds",
+        f"{sum(made.observed for made in drafts):5} are observed: their spec is written",
+    ]
+    return lines + [f"{count:5} not: {reason}" for reason, count in reasons.most_common()]
+
+
+def _kind(problem: str) -> str:
+    """A problem without what is different in each model."""
+    text = re.sub(r"^\w+: ", "", problem)
+    text = re.sub(r"^\S+\.yaml:\d+: ", "", text)
+    text = re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d,.]*\b|\[[^]]*\]", "_", text)
+    return text[:110]
+
+
+def write_table(drafts: Sequence[Draft], path: Path) -> None:
+    """Every draft without its text, as JSON."""
+    rows = [{key: value for key, value in asdict(made).items() if key != "text"} for made in drafts]
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

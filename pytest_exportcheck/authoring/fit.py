@@ -1,0 +1,192 @@
+"""The configuration that `reduce.py` made, until the model takes it."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..spec.configs import mentioned
+from .calls import Unknown
+from .reduce import reduced
+
+__all__ = ["PARAMETERS", "fitted", "model_classes"]
+
+#: A model is small if it has at most so many parameters.
+PARAMETERS = 5_000_000
+#: So many configurations are tried.
+_TRIES = 40
+
+_OF_THE_FILE = frozenset(
+    {"model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map"}
+)
+
+#: Tasks, from the one that shows most of a model.
+_TASKS = (
+    ("AutoModelForSeq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"), ("AutoModelForMaskedLM", "MASKED_LM"),
+    ("AutoModelForImageTextToText", "IMAGE_TEXT_TO_TEXT"), ("AutoModelForCausalLM", "CAUSAL_LM"),
+    ("AutoModelForMultimodalLM", "MULTIMODAL_LM"), ("AutoModelForSpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
+    ("AutoModelForCTC", "CTC"), ("AutoModelForZeroShotImageClassification", "ZERO_SHOT_IMAGE_CLASSIFICATION"),
+    ("AutoModelForImageClassification", "IMAGE_CLASSIFICATION"),
+    ("AutoModelForObjectDetection", "OBJECT_DETECTION"),
+    ("AutoModelForSemanticSegmentation", "SEMANTIC_SEGMENTATION"),
+    ("AutoModelForDepthEstimation", "DEPTH_ESTIMATION"),
+    ("AutoModelForAudioClassification", "AUDIO_CLASSIFICATION"),
+    ("AutoModelForVideoClassification", "VIDEO_CLASSIFICATION"),
+)  # fmt: skip
+
+
+def model_classes(model_type: str) -> list[str]:
+    """Classes of transformers that make a model of `model_type`, the one that shows most first."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    found = []
+    for auto_class, task in _TASKS:
+        mapping = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
+        if model_type in mapping and hasattr(transformers, auto_class):
+            found.append(auto_class)
+    if model_type in modeling_auto.MODEL_MAPPING_NAMES:
+        found.append("AutoModel")
+    if not found:
+        others = {
+            name
+            for mapping, names in vars(modeling_auto).items()
+            if mapping.startswith("MODEL_FOR_") and mapping.endswith("_MAPPING_NAMES")
+            for name in _as_tuple(names.get(model_type, ()))
+        }
+        found = sorted(others)
+    return found
+
+
+def _as_tuple(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def fitted(model_type: str, auto_class: str, base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Values for the configuration of `model_type` with which `auto_class` builds a small model.
+
+    Parameters
+    ----------
+    base:
+        The configuration to make small; by default that of the type.
+
+    Raises
+    ------
+    Unknown
+        None was found; the message is that of the first refusal.
+    """
+    from transformers import CONFIG_MAPPING
+
+    try:
+        default = CONFIG_MAPPING[model_type]().to_dict()
+    except Exception as error:
+        raise Unknown(f"the default configuration is refused: {_first_line(error)}") from error
+    values = _with_sections(base or default, reduced(base or default))
+    if base is not None:
+        values = _merged(_difference(base, default), values)
+    refused = _refusal(model_type, auto_class, values)
+    if refused is None:
+        return values
+    # Without one of the values: those that the refusal names first.
+    words = set(re.findall(r"\w+", str(refused)))
+    for path in sorted(_keys(values), key=lambda path: path[-1] not in words)[:_TRIES]:
+        fewer = _without(values, path)
+        if _refusal(model_type, auto_class, fewer) is None:
+            return fewer
+    raise Unknown(_first_line(refused)) from refused
+
+
+def _refusal(model_type: str, auto_class: str, values: Mapping[str, Any]) -> Exception | None:
+    """Why there is no small model with `values`; ``None`` if there is one."""
+    try:
+        count = _parameters(model_type, auto_class, values)
+    except Exception as error:
+        return error
+    return None if count <= PARAMETERS else Unknown(f"{count:,} parameters are left")
+
+
+def _difference(base: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+    """What `base` has otherwise than `default`, without what tells of the file it was in."""
+    made: dict[str, Any] = {}
+    for key, value in base.items():
+        if key in _OF_THE_FILE or key.startswith("_") or value == default.get(key):
+            continue
+        if isinstance(value, Mapping) and "model_type" in value:
+            known = default.get(key)
+            inner = _difference(value, known if isinstance(known, Mapping) else {})
+            made[key] = {"model_type": value["model_type"], **inner}
+        else:
+            made[key] = value
+    return made
+
+
+def _merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    made = dict(values)
+    for key, value in over.items():
+        below = made.get(key)
+        made[key] = (
+            _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
+    return made
+
+
+def _with_sections(config: Mapping[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """`values` with the parts of M-RoPE that the code has for the head size it takes for granted."""
+    for key, inner in config.items():
+        if isinstance(inner, Mapping) and "model_type" in inner:
+            small = _with_sections(inner, dict(values.get(key, {"model_type": inner["model_type"]})))
+            if small.keys() - {"model_type"}:
+                values[key] = small
+    rope = config.get("rope_parameters")
+    if (
+        "rope_parameters" in config
+        and "num_attention_heads" in config
+        and not (rope and "mrope_section" in rope)
+    ):
+        from transformers import CONFIG_MAPPING
+
+        name = config.get("model_type")
+        if name in CONFIG_MAPPING and mentioned(CONFIG_MAPPING[name], "mrope_section"):
+            rope = {"rope_type": "default", "rope_theta": 10000.0, **(rope or {}), "mrope_section": [2, 1, 1]}
+            values["rope_parameters"] = rope
+    return values
+
+
+def _keys(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, value in values.items():
+        if key == "model_type":
+            continue
+        if isinstance(value, Mapping) and "model_type" in value:
+            yield from _keys(value, (*above, key))
+        else:
+            yield (*above, key)
+
+
+def _without(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    made = copy.deepcopy(values)
+    inner = made
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return made
+
+
+def _parameters(model_type: str, auto_class: str, values: Mapping[str, Any]) -> int:
+    """Number of parameters of the model; it is built without storage."""
+    import torch
+
+    from ..spec.configs import build_config, model_class
+
+    cls = model_class(auto_class)
+    with torch.device("meta"):
+        config = build_config(model_type, copy.deepcopy(values))
+        model = (getattr(cls, "from_config", None) or cls._from_config)(config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[:2]) if lines else ""
+    return text if isinstance(error, Unknown) else f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,211 @@
+"""A first spec for a model: made up, run through the observation, and written."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ExportCheckError, SpecError
+from ..pytrees import flatten_with_paths, register_flattening_functions
+from .calls import Call, Unknown, candidates
+from .fit import fitted, model_classes
+from .write import spec_text
+
+__all__ = ["Draft", "draft"]
+
+_GRAPHS = re.compile(r"observe: (\{graphs: .*\})")
+
+
+@dataclass
+class Draft:
+    """What became of a model.
+
+    Attributes
+    ----------
+    text:
+        The spec; ``None`` if none could be made.
+    builds, observed:
+        Whether the model was built, and whether the stage ``observe`` passed.
+    problems:
+        What could not be done, one line each.
+    """
+
+    name: str
+    text: str | None = None
+    builds: bool = False
+    observed: bool = False
+    problems: list[str] = field(default_factory=list)
+
+
+def draft(
+    source: str, path: Path, auto_classes: Sequence[str] = (), base: Mapping[str, Any] | None = None
+) -> Draft:
+    """A first spec of `source`, to be written to `path`.
+
+    Parameters
+    ----------
+    source:
+        A model type of transformers, a folder with a pretrained model, or ``module:callable``.
+    auto_classes:
+        Classes to try instead of those that transformers has for the type.
+    base:
+        The configuration to make small, where it is not the default of the type.
+    """
+    made = Draft(source)
+    for model, auto_class in _models(source, path, auto_classes, base, made):
+        if _observed(model, auto_class, path, made):
+            break
+    return made
+
+
+def _models(
+    source: str, path: Path, auto_classes: Sequence[str], base: Mapping[str, Any] | None, made: Draft
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """(the mapping ``model`` of a spec, class that builds it), the best first."""
+    if ":" in source:
+        yield {"factory": _reference(source, path)}, ""
+        return
+    if Path(source).is_dir():
+        folder = Path(source).resolve()
+        try:
+            shown = folder.relative_to(path.resolve().parent).as_posix()
+        except ValueError:
+            shown = folder.as_posix()
+        for auto_class in auto_classes or ("AutoModelForCausalLM", "AutoModel"):
+            yield {"pretrained": shown, "auto_class": auto_class}, auto_class
+        return
+    for auto_class in auto_classes or model_classes(source):
+        try:
+            config = fitted(source, auto_class, base)
+        except Unknown as error:
+            made.problems.append(f"{auto_class}: {error}")
+            continue
+        model: dict[str, Any] = {"type": source, "auto_class": auto_class}
+        if config:
+            model["config"] = config
+        yield model, auto_class
+    if not (auto_classes or model_classes(source)):
+        made.problems.append(
+            "transformers has no model class for it: it is a part of another model's configuration"
+        )
+
+
+def _reference(source: str, path: Path) -> str:
+    """A factory of a file is named relative to the spec."""
+    file, _, name = source.rpartition(":")
+    if not file.endswith(".py"):
+        return source
+    return f"{Path(os.path.relpath(file, path.parent)).as_posix()}:{name}"
+
+
+def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -> bool:
+    from ..pipeline import SpecRun
+    from ..spec import build_model, parse_spec
+
+    label = auto_class or str(model.get("factory"))
+    # A call that is never made: the model is built before anything is known of its arguments.
+    text = spec_text(model, [Call("forward", {})])
+    try:
+        spec = parse_spec(text, path)
+        built = build_model(spec, "cpu", "float32")
+    except ExportCheckError as error:
+        made.problems.append(f"{label}: {error.message}")
+        return False
+    except SpecError as error:
+        made.problems.append(f"{label}: {error.problems[0].message}")
+        return False
+    made.builds = True
+    generation = _generation(built)
+    if generation:
+        model = {**model, "generation": generation}
+    refusals: list[str] = []
+    try:
+        for calls in candidates(built, auto_class):
+            text = spec_text(model, calls)
+            graphs: str | None = None
+            comments: list[str] = []
+            for _ in range(2):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    run = SpecRun(parse_spec(text, path))
+                    refused = _refusal(run)
+                    compare = {} if refused else _padded_caches(run, calls)
+                    run.close()
+                if refused is None:
+                    made.text = spec_text(model, calls, graphs, compare, comments=comments)
+                    made.observed = True
+                    return True
+                found = next((m for line in refused if (m := _GRAPHS.search(line))), None)
+                if graphs is not None or found is None:
+                    break
+                graphs = found[1]
+                reasons = [line.strip() for line in refused if re.match(r"  \w+: ", line)]
+                comments = ["Groups of calls, each a graph:", *reasons]
+                text = spec_text(model, calls, graphs, comments=comments)
+            refusals += refused[:1] if refused else []
+            made.text = made.text or text
+    except Unknown as error:
+        refusals.insert(0, str(error))
+        made.text = made.text or _template(model, built, str(error))
+    if refusals:
+        made.problems.append(f"{label}: {refusals[0]}")
+    return False
+
+
+def _padded_caches(run: Any, calls: Sequence[Call]) -> dict[str, Any]:
+    """What a cache holds at padded positions is not compared: fully masked rows have no right value."""
+    if not any("padded left" in str(call.arguments.get("attention_mask")) for call in calls):
+        return {}
+    observation = run.observe("cpu", "float32")
+    compare: dict[str, Any] = {}
+    with register_flattening_functions(None):
+        outputs = [
+            item
+            for graph in observation.graphs.values()
+            for item in flatten_with_paths(graph.eager(graph.example.arguments))
+        ]
+    for path, leaf in outputs:
+        if re.fullmatch(r"cache\.layers\.\d+\.(keys|values)", path) and leaf.dim() == 4:
+            compare[re.sub(r"\d+", "*", path)] = {"where": "attention_mask", "axis": 2}
+    return compare
+
+
+def _generation(model: Any) -> dict[str, int]:
+    """Token ids without which ``generate`` refuses to begin."""
+    settings = getattr(model, "generation_config", None)
+    if settings is None:
+        return {}
+    names = ["pad_token_id"]
+    if getattr(model.config, "is_encoder_decoder", False):
+        names.append("decoder_start_token_id")
+    return {name: 0 for name in names if getattr(settings, name, None) is None}
+
+
+def _template(model: dict[str, Any], built: Any, reason: str) -> str:
+    """A spec to be filled in: every argument that ``forward`` needs, as a tensor of some shape."""
+    parameters = inspect.signature(built.forward).parameters.values()
+    needed = [
+        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+    ]
+    calls = [Call("forward", dict.fromkeys(needed, f"float32[{batch}, 4]")) for batch in (2, 3)]
+    comments = [
+        f"{reason}.",
+        "Give each argument its dtype and shape, in two calls that differ in what is dynamic.",
+    ]
+    return spec_text(model, calls, comments=comments)
+
+
+def _refusal(run: Any) -> list[str] | None:
+    """Why the calls cannot be observed; ``None`` if they can."""
+    try:
+        observation = run.observe("cpu", "float32")
+    except ExportCheckError as error:
+        return [error.message, *error.details]
+    broken = next(iter(observation.failures.values()), None)
+    return None if broken is None else [broken.message, *broken.details]

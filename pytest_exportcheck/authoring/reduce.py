@@ -1,0 +1,289 @@
+"""A configuration made small: from the default values of a model type to those that differ in a tiny model.
+
+The rules go by the names of the values, and keep what values have to do with each other: equal widths stay
+equal, heads divide widths, lists with an entry per layer lose the same entries, token ids stay inside the
+vocabulary. They are rules of thumb: `fit.py` takes back the ones that a model refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = ["reduced"]
+
+WIDTH = 32
+INNER = 64
+HEADS = 4
+HEAD_DIM = WIDTH // HEADS
+LAYERS = 2
+VOCABULARY = 128
+PATCH = 8
+IMAGE = 32
+#: Images of models that halve them in several stages.
+STAGED_IMAGE = 64
+#: Token ids from here on are made small.
+FIRST_ID = 100
+
+_TOKEN_ID = re.compile(r"(token_ids?|token_index|token_indices|tokens_ids?)$")
+_VOCABULARY = re.compile(r"(^|_)vocab_size|vocab_size$|codebook_size$|^n_vocab$|^num_embeddings$")
+_NOT_LAYERS = re.compile(r"feat_extract|adapter|residual|conv|lstm|nextn|kv_shared|fuser|levels")
+_LAYERS = re.compile(r"(^|_)(n_?layers?|num_hidden_layers|num_layers|layers|depth|num_blocks)$|_num_layers$")
+_LAYER_COUNTS = (
+    "num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "depth",
+    "num_encoder_layers", "num_decoder_layers",
+)  # fmt: skip
+_KV_HEADS = re.compile(r"(key_value_heads|kv_heads|num_key_heads|n_head_kv)$")
+_HEADS = re.compile(r"(^|_)(num_heads|n_heads?|heads|num_attention_heads_per_stage)$")
+_HEAD_DIM = re.compile(r"(^|_)(head_dim|d_kv|dim_head|kv_channels|rotary_dim|head_size|attention_head_size)$")
+_INNER = re.compile(r"(ffn|intermediate|feedforward|feed_forward|mlp_(hidden_)?(dim|size)|inner|d_ff)")
+_NO_WIDTH = re.compile(
+    r"image|patch|window|kernel|block|chunk|batch|max|stride|pool|grid|tile|^num_(?!filters|pos_feats|mel)|scale|queue"
+    r"|type_vocab|bucket|sampl|frame|crop|temporal|spatial|merge|position|context|seq|length|input_size|dropout|group"
+    r"|rate|hop|expand|conv_dim$|state|time|mel|ratio|bins|topk|ids?$|index|pad|tubelet|fpn_top|level"
+)
+_WIDTH = re.compile(
+    r"hidden|dim|d_model|n_embd|embed|channels|width|projection|feature|rank|filters|size|planes|pos_feats"
+)
+_EXPERTS = re.compile(r"(^|_)(num_(local_|routed_)?experts|n_routed_experts|moe_num_experts)$")
+_EXPERTS_USED = re.compile(r"(per_tok(en)?|moe_topk|moe_top_k|top_k_experts|moe_k)$")
+_AT_MOST = {
+    "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1,
+    "max_window_layers": LAYERS, "num_kv_shared_layers": 0, "num_nextn_predict_layers": 0,
+    "mamba_n_groups": 1, "num_hash_layers": 1,
+}  # fmt: skip
+_LAYER_INDICES = re.compile(r"(ind(ex|ic)e?s|global_attn_indexes|mlp_only_layers|_layers)$")
+_RESNET = {
+    "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 1, 1],
+    "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"],
+}  # fmt: skip
+_ROPE = ("rope_parameters", "rope_scaling")
+
+
+def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What to give the configuration class so that its model is small.
+
+    Parameters
+    ----------
+    config:
+        The default configuration, as ``to_dict()`` gives it; sub-configurations are mappings that have a
+        ``model_type``.
+
+    Returns
+    -------
+    dict
+        The values that differ, those of sub-configurations in mappings of their own.
+    """
+    ids = _ids(config)
+    return _reduce(config, ids)
+
+
+def _reduce(config: Mapping[str, Any], ids: Mapping[int, int]) -> dict[str, Any]:
+    chosen = _chosen_layers(config)
+    made: dict[str, Any] = {}
+    for key, value in config.items():
+        if key in ("id2label", "label2id", "dtype", "architectures", "transformers_version"):
+            continue
+        small = _small(key, value, config, ids, chosen)
+        if small != value:
+            made[key] = small
+    _relate(config, made)
+    return made
+
+
+def _small(key: str, value: Any, config: Mapping[str, Any], ids: Mapping[int, int], chosen: list[int]) -> Any:
+    if isinstance(value, Mapping):
+        if key == "backbone_config" and str(value.get("model_type")).startswith("timm_"):
+            # timm is another package; this one is at hand.
+            return dict(_RESNET)
+        if "model_type" in value:
+            inner = _reduce(value, ids)
+            return {"model_type": value["model_type"], **inner} if inner else value
+        return _small_rope(value, config) if key in _ROPE else value
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return _small_int(key, value, config, ids)
+    if isinstance(value, (list, tuple)):
+        return _small_list(key, list(value), config, ids, chosen)
+    return value
+
+
+def _small_int(key: str, value: int, config: Mapping[str, Any], ids: Mapping[int, int]) -> int:
+    if _TOKEN_ID.search(key):
+        return ids.get(value, value)
+    if key in _AT_MOST:
+        return min(value, _AT_MOST[key])
+    if _VOCABULARY.search(key):
+        return min(value, VOCABULARY)
+    if _LAYERS.search(key) and isinstance(config.get("depths"), (list, tuple)):
+        return value
+    if _LAYERS.search(key) and not _NOT_LAYERS.search(key):
+        return (
+            min(value, max(LAYERS, len(_chosen_layers(config))))
+            if key in _LAYER_COUNTS
+            else min(value, LAYERS)
+        )
+    if _EXPERTS_USED.search(key):
+        return min(value, 2)
+    if _EXPERTS.search(key):
+        return min(value, 4)
+    if _KV_HEADS.search(key):
+        heads = config.get(re.sub(r"key_value_|kv_|key_", lambda m: {"key_": "value_"}.get(m[0], ""), key))
+        heads = heads or config.get("num_attention_heads")
+        return min(value, HEADS if heads == value else 2)
+    if _HEADS.search(key):
+        return min(value, HEADS)
+    if _HEAD_DIM.search(key):
+        return min(value, HEAD_DIM)
+    if key == "image_size":
+        return _image(config) if value > _image(config) else value
+    if key in ("patch_size", "vision_patch_size") and value > PATCH and not _staged(config):
+        return PATCH
+    if _INNER.search(key):
+        return min(value, INNER)
+    if value >= WIDTH and _WIDTH.search(key) and not _NO_WIDTH.search(key):
+        return WIDTH
+    return value
+
+
+def _small_list(
+    key: str, value: list[Any], config: Mapping[str, Any], ids: Mapping[int, int], chosen: list[int]
+) -> list[Any]:
+    if _TOKEN_ID.search(key):
+        return [ids.get(item, item) if isinstance(item, int) else item for item in value]
+    count = _layer_count(config)
+    if value and count > LAYERS and len(value) == count:
+        return [value[index] for index in chosen]
+    if not value or not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        return value
+    if key in (
+        "depths",
+        "num_blocks",
+        "layers",
+        "blocks_per_stage",
+        "num_layers",
+        "layer_depths",
+        "stage_num_blocks",
+    ):
+        return [min(item, 1) for item in value]
+    if count > LAYERS and _LAYER_INDICES.search(key):
+        last = len(chosen) - 1
+        return list(dict.fromkeys(min(item, last) if item >= 0 else item for item in value))
+    if key == "image_size":
+        return [min(item, _image(config)) for item in value]
+    if _HEADS.search(key) or _KV_HEADS.search(key):
+        return [min(1 << (item.bit_length() - 1), HEADS) for item in value]
+    if key == "conv_dim":
+        return [min(item, 16) for item in value]
+    if max(value) >= WIDTH and (_INNER.search(key) or (_WIDTH.search(key) and not _NO_WIDTH.search(key))):
+        if value == sorted(value) and value[0] < value[-1]:
+            return [min(16 << position, INNER) for position in range(len(value))]
+        return [min(item, WIDTH) for item in value]
+    return value
+
+
+def _relate(config: Mapping[str, Any], made: dict[str, Any]) -> None:
+    """What follows from other values of the same configuration."""
+
+    def now(key: str) -> Any:
+        return made.get(key, config.get(key))
+
+    if isinstance(config.get("qk_head_dim"), int) and isinstance(now("qk_nope_head_dim"), int):
+        made["qk_head_dim"] = now("qk_nope_head_dim") + now("qk_rope_head_dim")
+    # State-space models: heads times their width is the expanded width.
+    expand = config.get("mamba_expand", config.get("expand"))
+    for heads, width in (
+        ("mamba_n_heads", "mamba_d_head"),
+        ("mamba_num_heads", "mamba_head_dim"),
+        ("num_heads", "head_dim"),
+    ):
+        if expand and isinstance(config.get(heads), int) and isinstance(config.get(width), (int, str)):
+            made[heads] = HEADS
+            made[width] = int(expand * (now("hidden_size") or WIDTH)) // HEADS
+    image, patch = now("image_size"), now("patch_size")
+    if isinstance(image, int) and isinstance(patch, int) and patch and "num_patches" in config:
+        made["num_patches"] = (image // patch) ** 2
+    vision = config.get("vision_config")
+    if isinstance(vision, Mapping):
+        inner = made.get("vision_config", {})
+        image, patch = (inner.get(key, vision.get(key)) for key in ("image_size", "patch_size"))
+        if isinstance(image, int) and isinstance(patch, int) and patch:
+            patches = (image // patch) ** 2
+            if "image_seq_length" in config:
+                made["image_seq_length"] = patches
+            if "mm_tokens_per_image" in config:
+                made["mm_tokens_per_image"] = max(1, patches // 4)
+    if isinstance(config.get("image_grid_pinpoints"), (list, tuple)):
+        made["image_grid_pinpoints"] = [[IMAGE, 2 * IMAGE], [2 * IMAGE, IMAGE], [2 * IMAGE, 2 * IMAGE]]
+
+
+def _small_rope(value: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    made = dict(value)
+    sections = value.get("mrope_section")
+    if isinstance(sections, (list, tuple)) and len(sections) == 3:
+        half = HEAD_DIM // 2
+        made["mrope_section"] = [half - 2 * (half // 4), half // 4, half // 4]
+    for key in ("short_factor", "long_factor"):
+        if isinstance(value.get(key), (list, tuple)):
+            made[key] = list(value[key])[: HEAD_DIM // 2]
+    return made
+
+
+def _staged(config: Mapping[str, Any]) -> bool:
+    """Whether the model halves its images in several stages."""
+    return any(isinstance(config.get(key), (list, tuple)) for key in ("depths", "hidden_sizes", "embed_dims"))
+
+
+def _image(config: Mapping[str, Any]) -> int:
+    return STAGED_IMAGE if _staged(config) else IMAGE
+
+
+def _layer_count(config: Mapping[str, Any]) -> int:
+    if isinstance(config.get("depths"), (list, tuple)):
+        return 0  # what these count are stages
+    return next((config[key] for key in _LAYER_COUNTS if isinstance(config.get(key), int)), 0)
+
+
+def _chosen_layers(config: Mapping[str, Any]) -> list[int]:
+    """Indices of the layers that stay: the first of each kind, at least `LAYERS`."""
+    count = _layer_count(config)
+    if count <= LAYERS:
+        return list(range(count))
+    kinds = [value for value in config.values() if isinstance(value, (list, tuple)) and len(value) == count]
+    first: dict[Any, int] = {}
+    for index in range(count):
+        first.setdefault(tuple(str(value[index]) for value in kinds), index)
+    # Widths and the like may differ at every layer; more kinds than these are no kinds.
+    chosen = sorted(first.values())[: 2 * LAYERS]
+    for index in range(count):
+        if len(chosen) >= LAYERS:
+            break
+        if index not in chosen:
+            chosen.append(index)
+    return sorted(chosen)
+
+
+def _ids(config: Mapping[str, Any]) -> dict[int, int]:
+    """Token id -> a small one, the same for equal ids wherever they stand; small ones stay."""
+    names = dict.fromkeys(_token_ids(config))
+    taken = {value for value in names if value < FIRST_ID}
+    free = (value for value in range(FIRST_ID, VOCABULARY) if value not in taken)
+    made: dict[int, int] = {}
+    for value in names:
+        if value >= FIRST_ID:
+            made[value] = next(free, VOCABULARY - 1)
+    return made
+
+
+def _token_ids(config: Mapping[str, Any]) -> Iterator[int]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            if "model_type" in value:
+                yield from _token_ids(value)
+        elif _TOKEN_ID.search(key):
+            items: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
+            yield from (
+                item for item in items if isinstance(item, int) and not isinstance(item, bool) and item >= 0
+            )

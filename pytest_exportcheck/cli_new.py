@@ -1,0 +1,92 @@
+"""``exportcheck new``: first specs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+__all__ = ["Wrong", "check_source", "run_new", "run_new_all"]
+
+
+class Wrong(click.ClickException):
+    """Wrong input: the exit status of wrong usage."""
+
+    exit_code = 2
+
+
+def run_new(source: str, output: Path | None, auto_classes: Sequence[str], force: bool) -> int:
+    """Write a first spec of `source`; 0 if its calls can be observed."""
+    from .authoring.bulk import file_name
+    from .authoring.new import draft
+
+    check_source(source)
+    path = output or _folder_of(source) / file_name(source)
+    if path.exists() and not force:
+        raise Wrong(f"{path} exists: give another file with -o, or --force")
+    made = draft(source, path, auto_classes)
+    for problem in made.problems:
+        click.echo(problem, err=True)
+    if made.text is None:
+        click.echo(f"{source}: no spec could be made", err=True)
+        return 1
+    _write(path, made.text)
+    if made.observed:
+        click.echo(f"{path}: its calls are observed; next: pytest --exportcheck {path} --update-shapes")
+        return 0
+    click.echo(f"{path}: written, but its calls cannot be observed yet: correct them", err=True)
+    return 1
+
+
+def run_new_all(folder: Path, types: Sequence[str], jobs: int, seconds: float) -> int:
+    """Write a first spec of every model type that can be observed, and a table of all."""
+    from .authoring.bulk import draft_all, file_name, model_types, summary, write_table
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Wrong(f"{folder}: {error.strerror or error}") from None
+    drafts = []
+    for made in draft_all(list(types) or model_types(), folder, jobs, seconds):
+        drafts.append(made)
+        state = "observed" if made.observed else "builds" if made.builds else "no model"
+        reason = "" if made.observed or not made.problems else f": {made.problems[0]}"
+        click.echo(f"{made.name}: {state}{reason}"[:200])
+        if made.observed and made.text is not None:
+            _write(folder / file_name(made.name), made.text)
+    drafts.sort(key=lambda made: made.name)
+    write_table(drafts, folder / "new.json")
+    click.echo("\n".join(summary(drafts)))
+    return 0
+
+
+def check_source(source: str) -> None:
+    """Raise `Wrong`: a model type that transformers does not have is a mistake of the command line."""
+    if ":" in source or Path(source).is_dir():
+        return
+    from transformers import CONFIG_MAPPING
+
+    from .spec.names import suggest
+
+    if source not in CONFIG_MAPPING:
+        hint = suggest(source, CONFIG_MAPPING.keys())
+        raise Wrong(
+            f"{source!r} is no model type of transformers, no folder and no factory (module:callable){hint}"
+        )
+
+
+def _folder_of(source: str) -> Path:
+    """Where the spec goes: a factory in a file is named relative to its spec."""
+    file = Path(source.rpartition(":")[0])
+    if file.suffix == ".py":
+        return file.parent
+    specs = Path("model_specs")
+    return specs if specs.is_dir() else Path()
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Wrong(f"{path}: {error.strerror or error}") from None

@@ -1,0 +1,182 @@
+"""``exportcheck validate``: one model, without a spec file; the run itself is pytest's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from .cli_new import Wrong, check_source
+
+__all__ = ["Wishes", "run_validate"]
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the options of the command say.
+
+    Attributes
+    ----------
+    model:
+        A model type, a folder, or a factory.
+    trained:
+        The weights of the folder, and not a small random model of its type.
+    exporters, patch_modes:
+        Names; no exporter: the calls are run and nothing is exported.
+    opset, optimize:
+        Options of the ONNX exporters; ``None``: theirs.
+    shapes:
+        ``inferred`` (what varied between the calls is dynamic), ``named`` (the first axis too, whether or not
+        it varied) or ``none`` (one call, every axis fixed).
+    other_sizes:
+        Sizes that no call had are tried.
+    """
+
+    model: str
+    trained: bool
+    exporters: Sequence[str]
+    patch_modes: Sequence[str]
+    device: str
+    dtype: str
+    opset: int | None
+    optimize: bool | None
+    shapes: str
+    other_sizes: bool
+
+
+def run_validate(wishes: Wishes, output: Path | None, verbose: int) -> int:
+    """Draft a spec, run it, print the stages; 0 if every case passed.
+
+    With `output` the spec, the shapes, the report and what explains a failure stay there.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="exportcheck-")))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Wrong(f"{folder}: {error.strerror or error}") from None
+        spec = folder / "spec.yaml"
+        text = _spec(wishes, spec)
+        if text is None:
+            return 1
+        spec.write_text(text, encoding="utf-8")
+        if not wishes.exporters:
+            from .cli_show import run_show
+
+            return run_show(spec, wishes.device, wishes.dtype, cases_only=False)
+        status = _run(folder, spec, verbose)
+        for line in _stage_lines(folder / "report.json"):
+            click.echo(line)
+        if output is not None:
+            click.echo(f"written to {output}: {', '.join(sorted(each.name for each in output.iterdir()))}")
+        return status
+
+
+def _spec(wishes: Wishes, path: Path) -> str | None:
+    from .authoring.new import draft
+
+    check_source(wishes.model)
+    folder = Path(wishes.model)
+    source, base = wishes.model, None
+    if folder.is_dir() and not wishes.trained:
+        source, base = _type_of(folder)
+    elif wishes.trained and not folder.is_dir():
+        raise Wrong(f"--trained needs a folder with weights, and {wishes.model!r} is none")
+    made = draft(source, path, base=base)
+    for problem in made.problems:
+        click.echo(problem, err=True)
+    if made.text is None or not made.observed:
+        click.echo(f"{wishes.model}: no calls could be made up that the model takes", err=True)
+        return None
+    return _with_wishes(made.text, wishes)
+
+
+def _type_of(folder: Path) -> tuple[str, dict[str, Any]]:
+    """(model type, configuration) of a folder."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise Wrong(f"{folder}: {str(error).splitlines()[0]}") from None
+    return config.model_type, config.to_dict()
+
+
+def _with_wishes(text: str, wishes: Wishes) -> str:
+    data = yaml.safe_load(text)
+    data["matrix"] = {
+        **({"exporters": list(wishes.exporters)} if wishes.exporters else {}),
+        "patch_modes": list(wishes.patch_modes),
+        "devices": [wishes.device],
+        "dtypes": [wishes.dtype],
+    }
+    options = {}
+    if wishes.opset is not None:
+        options["opset_version"] = wishes.opset
+    if wishes.optimize is not None:
+        options["optimize"] = wishes.optimize
+    if options:
+        data["exporter_options"] = {name: dict(options) for name in wishes.exporters if "onnx" in name}
+    if not wishes.other_sizes:
+        data["resize"] = "off"
+    if wishes.shapes == "named":
+        data["observe"]["batch_dims"] = True
+    elif wishes.shapes == "none":
+        data["observe"] |= _one_call(data["observe"])
+        data["resize"] = "off"
+    return yaml.safe_dump(data, sort_keys=False, width=100_000)
+
+
+def _one_call(observe: Mapping[str, Any]) -> dict[str, Any]:
+    """The first call alone; of a ``generate`` the first call of ``forward`` alone."""
+    first = observe["calls"][0]
+    made: dict[str, Any] = {"calls": [first], "graphs": "one"}
+    if "generate" in first:
+        # Every token is a call.
+        arguments = {**first["generate"], "max_new_tokens": 1, "min_new_tokens": 1}
+        made["calls"] = [{"generate": arguments}]
+    return made
+
+
+def _run(folder: Path, spec: Path, verbose: int) -> int:
+    """pytest on `spec` alone, in a process of its own and without anybody's configuration."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(spec),
+        "--exportcheck",
+        f"--rootdir={folder}",
+        f"-c{os.devnull}",
+    ]
+    command += ["-p", "no:cacheprovider", "--update-shapes", f"--exportcheck-report={folder / 'report.json'}"]
+    command += [f"--exportcheck-artifacts={folder / 'artifacts'}", "--no-header"]
+    command += ["-" + "v" * verbose] if verbose else ["-q"]
+    # The shapes are written for this run alone: CI may do that as well.
+    environment = {**os.environ, "EXPORTCHECK_ALLOW_CI_UPDATE": "1"}
+    return 1 if subprocess.run(command, env=environment, check=False).returncode else 0
+
+
+def _stage_lines(report: Path) -> Iterator[str]:
+    """The stages of each case with their times."""
+    from .reports.read import ReportError, read_report
+
+    try:
+        cases = read_report(report).cases
+    except ReportError:
+        return
+    for case in cases:
+        if case.get("exporter") is None:
+            continue
+        times = case.get("durations") or {}
+        stages = ", ".join(f"{stage} {spent['wall_s']:.2f} s" for stage, spent in times.items())
+        yield f"{case['exporter']} {case['patch_mode']}: {case['verdict']} ({stages})"

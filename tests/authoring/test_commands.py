@@ -1,0 +1,211 @@
+"""`exportcheck show`, `doctor` and `validate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_exportcheck import cli_show
+from pytest_exportcheck.cli import main
+from pytest_exportcheck.cli_validate import Wishes, _with_wishes
+from pytest_exportcheck.errors import LoadError
+
+SPEC = """exportcheck: 1
+model: {factory: "nets.py:build"}
+observe:
+  calls:
+    - forward: {x: "float32[2, 4]"}
+    - forward: {x: "float32[3, 4]"}
+matrix: {exporters: [onnx-dynamo], patch_modes: [none, torch]}
+"""
+NETS = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+
+def build():
+    return Net()
+
+def broken():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            raise RuntimeError("no")
+    return Broken()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "net.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def test_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "net.yaml"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "net.yaml: built by nets.py:build"
+    assert "3 tests" in lines
+    assert "  test_export[cpu-float32-onnx-dynamo-torch]" in lines
+    assert "2 observed calls" in lines
+    assert "  x_dim_0: seen 2, 3" in lines
+    assert "inferred shapes (net.yaml, not accepted yet):" in lines
+    assert "    x: float32[x_dim_0, 4]" in lines
+
+
+def test_show_the_cases_only(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    def never(*args: Any) -> None:
+        raise LoadError("a model was built")
+
+    monkeypatch.setattr("pytest_exportcheck.spec.build.build_model", never)
+    assert main(["show", "net.yaml", "--cases"]) == 0
+    assert "observed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            SPEC.replace("build", "broken"),
+            "stage observe: net.yaml:5: the forward call 0 raised: RuntimeError: no",
+        ),
+        (SPEC.replace("build", "absent"), "stage load: net.yaml:2"),
+        (SPEC.replace("onnx-dynamo", "[1"), "net.yaml:7:"),
+        (SPEC.replace("matrix", "matrx"), "net.yaml:7:1: unknown key 'matrx'"),
+    ],
+)
+def test_show_what_is_wrong(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    (folder / "net.yaml").write_text(text)
+    assert main(["show", "net.yaml"]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for part in ("torch  ", "CPUExecutionProvider", "onnx-dynamo", "rewrite", "no known problem"):
+        assert part in text
+
+
+def test_known_bad_versions() -> None:
+    assert cli_show.known_bad({"torch": "2.13.0+cpu", "transformers": "5.24.0"}) == []
+    assert cli_show.known_bad({"torch": "2.12.1", "onnxruntime": "1.32", "onnxruntime-gpu": "1.32"}) == [
+        "torch 2.12.1 is older than 2.13, the oldest that was tried",
+        "onnxruntime and onnxruntime-gpu are both installed and write over each other: remove both",
+    ]
+
+
+def test_doctor_finds_a_foreign_layout(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    from torch.utils import _pytree
+    from transformers import DynamicCache
+
+    def flatten(cache: DynamicCache) -> tuple[list[Any], None]:
+        return [[layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]], None
+
+    node = _pytree.NodeDef(DynamicCache, flatten, lambda children, context: DynamicCache(), None)
+    monkeypatch.setitem(_pytree.SUPPORTED_NODES, DynamicCache, node)
+    assert main(["doctor"]) == 1
+    assert "problem: transformers.cache_utils.DynamicCache by" in capsys.readouterr().out
+
+
+def wishes(**changed: Any) -> Wishes:
+    values: dict[str, Any] = {
+        "model": "gpt2", "trained": False, "exporters": ("onnx-dynamo", "torch-export"),
+        "patch_modes": ("none",), "device": "cpu", "dtype": "float32", "opset": None, "optimize": None,
+        "shapes": "inferred", "other_sizes": True,
+    }  # fmt: skip
+    return Wishes(**{**values, **changed})
+
+
+GENERATE = """exportcheck: 1
+model: {type: gpt2}
+observe:
+  calls:
+    - generate: {input_ids: "int64[2, 9] < 96", max_new_tokens: 3, min_new_tokens: 3}
+    - generate: {input_ids: "int64[3, 6] < 96", max_new_tokens: 3, min_new_tokens: 3}
+"""
+
+
+def test_what_the_options_become() -> None:
+    plain = yaml.safe_load(_with_wishes(GENERATE, wishes()))
+    assert plain["matrix"]["exporters"] == ["onnx-dynamo", "torch-export"]
+    assert "resize" not in plain
+    assert "exporter_options" not in plain
+    made = yaml.safe_load(_with_wishes(GENERATE, wishes(opset=20, optimize=False, other_sizes=False)))
+    # The options of the ONNX exporters are no options of the other one.
+    assert made["exporter_options"] == {"onnx-dynamo": {"opset_version": 20, "optimize": False}}
+    assert made["resize"] == "off"
+    assert yaml.safe_load(_with_wishes(GENERATE, wishes(shapes="named")))["observe"]["batch_dims"] is True
+    fixed = yaml.safe_load(_with_wishes(GENERATE, wishes(shapes="none")))
+    assert fixed["resize"] == "off"
+    (call,) = fixed["observe"]["calls"]
+    assert call["generate"]["max_new_tokens"] == 1
+
+
+def test_validate(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    status = main(
+        [
+            "validate",
+            "-m",
+            "gpt2",
+            "--export",
+            "onnx-dynamo",
+            "--opset",
+            "20",
+            "--dynamic-shapes",
+            "none",
+            "-o",
+            "out",
+        ]
+    )
+    text = capfd.readouterr().out
+    assert status == 0, text
+    assert "onnx-dynamo none: pass (" in text
+    assert "export " in text
+    report = json.loads((folder / "out" / "report.json").read_text())
+    (case,) = [case for case in report["cases"] if case["exporter"]]
+    assert (case["verdict"], case["opset"]) == ("pass", 20)
+    golden = (folder / "out" / "__shapes__" / "spec.yaml").read_text()
+    assert "input_ids: int64[2, 9]" in golden
+
+
+def test_validate_a_failure_and_only_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "-m", "nets.py:build", "--run"]) == 1
+    assert "nothing is known of the arguments of forward: x" in capfd.readouterr().err
+    assert main(["validate", "-m", "vit", "--run"]) == 0
+    assert "batch: seen 2, 3" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-m", "gpt2"], "give --export NAME, or --run"),
+        (["-m", "gpt2", "--trained", "--run"], "--trained needs a folder with weights"),
+        (["-m", "gtp2", "--run"], "did you mean 'gpt2'?"),
+        (["-m", ".", "--run"], "exportcheck: .:"),
+    ],
+)
+def test_validate_wrong_usage(folder: Path, capsys: Any, arguments: list[str], message: str) -> None:
+    assert main(["validate", *arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_a_folder_gives_its_own_configuration_made_small(folder: Path, capfd: Any) -> None:
+    from transformers import GPT2Config
+
+    GPT2Config(n_inner=999, activation_function="relu", vocab_size=500).save_pretrained(folder / "mine")
+    assert main(["validate", "-m", "mine", "--run", "-o", "out"]) == 0, capfd.readouterr()
+    config = yaml.safe_load((folder / "out" / "spec.yaml").read_text())["model"]["config"]
+    assert (config["activation_function"], config["n_inner"], config["n_embd"]) == ("relu", 64, 32)

@@ -1,0 +1,178 @@
+"""First specs end to end: they are observed, load, and come out the same again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_exportcheck.authoring.bulk import draft_all, file_name, summary
+from pytest_exportcheck.authoring.calls import Unknown
+from pytest_exportcheck.authoring.fit import PARAMETERS, fitted, model_classes
+from pytest_exportcheck.authoring.new import Draft, draft
+from pytest_exportcheck.cli import main
+from pytest_exportcheck.pipeline import SpecRun
+from pytest_exportcheck.spec import parse_spec
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "auto_class", "in_text"),
+    [
+        ("llama", "AutoModelForCausalLM", ["generate:", "padded left 2", "cache.layers.*.keys"]),
+        ("bert", "AutoModelForMaskedLM", ["forward:", "padded right 2"]),
+        ("t5", "AutoModelForSeq2SeqLM", ["generate:", "graphs:"]),
+        ("vit", "AutoModelForImageClassification", ["pixel_values: float32[2, 3, 32, 32]"]),
+        ("wav2vec2", "AutoModelForCTC", ["input_values: float32[3, 4800]"]),
+        ("clip", "AutoModelForZeroShotImageClassification", ["input_ids", "pixel_values"]),
+        ("llava", "AutoModelForImageTextToText", ["generate:", "values [["]),
+        ("mamba", "AutoModelForCausalLM", ["generate:"]),
+        ("qwen2_vl", "AutoModelForImageTextToText", ["image_grid_thw", "mm_token_type_ids"]),
+    ],
+)
+def test_a_model_type(tmp_path: Path, model_type: str, auto_class: str, in_text: list[str]) -> None:
+    path = tmp_path / "spec.yaml"
+    made = draft(model_type, path)
+    assert made.observed, made.problems
+    assert made.text is not None
+    spec = parse_spec(made.text, path)
+    assert spec.model.auto_class == auto_class
+    for part in in_text:
+        assert part in made.text
+    model = SpecRun(spec).model("cpu", "float32")
+    assert sum(parameter.numel() for parameter in model.parameters()) <= PARAMETERS
+
+
+def test_the_text_is_the_same_again(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    assert draft("gpt2", path).text == draft("gpt2", path).text
+
+
+def test_a_value_that_the_model_refuses_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_exportcheck.authoring import fit
+
+    # Five heads do not divide the width; the twelve of the default do.
+    monkeypatch.setattr(fit, "reduced", lambda config: {"hidden_size": 36, "num_attention_heads": 5})
+    assert fitted("bert", "AutoModelForMaskedLM") == {"hidden_size": 36}
+
+
+def test_no_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytest_exportcheck.authoring import fit
+
+    monkeypatch.setattr(fit, "reduced", lambda config: {})
+    with pytest.raises(Unknown, match=r"[\d,]+ parameters are left"):
+        fitted("bert", "AutoModelForMaskedLM")
+
+
+def test_a_part_of_another_configuration_has_no_model(tmp_path: Path) -> None:
+    assert model_classes("aimv2_text_model") == []
+    made = draft("aimv2_text_model", tmp_path / "spec.yaml")
+    assert (made.text, made.builds, made.observed) == (None, False, False)
+    assert "no model class" in made.problems[0]
+
+
+FACTORY = """
+import torch
+
+class Net(torch.nn.Module):
+    def forward(self, input_ids):
+        return torch.nn.functional.one_hot(input_ids, 128).float().mean(1)
+
+class Other(torch.nn.Module):
+    def forward(self, x, scale=2.0):
+        return x * scale
+
+def build():
+    return Net()
+
+def other():
+    return Other()
+"""
+
+
+def test_a_factory_next_to_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "nets.py").write_text(FACTORY)
+    assert main(["new", "made/nets.py:build"]) == 0
+    assert "factory: nets.py:build" in (tmp_path / "made" / "build.yaml").read_text()
+    capsys.readouterr()
+    assert main(["new", "made/nets.py:build"]) == 2
+    assert "build.yaml exists" in capsys.readouterr().err
+    assert main(["new", "made/nets.py:build", "--force"]) == 0
+    # Nothing is known of x: a spec to fill in.
+    assert main(["new", "made/nets.py:other"]) == 1
+    text = (tmp_path / "made" / "other.yaml").read_text()
+    assert text.startswith("# nothing is known of the arguments of forward: x, scale.\n")
+    assert "x: float32[2, 4]" in text
+    assert "scale" not in text.partition("exportcheck: 1")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["new", "berrt"], "'berrt' is no model type"),
+        (["new", "berrt"], "did you mean 'bert'?"),
+        (["new"], "give a SOURCE, or --all DIR"),
+        (["new", "bert", "--all", "x"], "give a SOURCE, or --all DIR"),
+        (["new", "bert", "-o", "no/such/folder/x.yaml"], "No such file or directory"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_many_at_a_time(tmp_path: Path) -> None:
+    made = {each.name: each for each in draft_all(["gpt2", "aimv2_text_model", "vit"], tmp_path, 2, 300)}
+    assert {name: each.observed for name, each in made.items()} == {
+        "gpt2": True, "aimv2_text_model": False, "vit": True,
+    }  # fmt: skip
+    lines = summary(list(made.values()))
+    assert lines[:3] == [
+        "3 model types",
+        "    2 give a model that builds",
+        "    2 are observed: their spec is written",
+    ]
+    assert lines[3].startswith("    1 not: transformers has no model class")
+
+
+def test_one_that_takes_too_long_or_crashes_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import faulthandler
+    import os
+    import time
+
+    from pytest_exportcheck.authoring import bulk
+
+    def odd(name: str, path: Path) -> Draft:
+        if name == "hangs":
+            time.sleep(60)
+        if name == "crashes":
+            faulthandler.disable()
+            os.abort()
+        if name == "raises":
+            raise RuntimeError("oh")
+        return Draft(name, text="x", builds=True, observed=True)
+
+    monkeypatch.setattr(bulk, "draft", odd)
+    made = {each.name: each for each in draft_all(["hangs", "crashes", "raises", "fine"], tmp_path, 4, 3)}
+    assert made["fine"].observed
+    assert made["hangs"].problems == ["took longer than 3 s"]
+    assert made["crashes"].problems == ["the process ended with -6"]
+    assert made["raises"].problems == ["RuntimeError: oh"]
+
+
+def test_names_of_files() -> None:
+    assert [file_name(each) for each in ("gpt-sw3", "pkg.nets:build", "made/nets.py:build")] == [
+        "gpt_sw3.yaml",
+        "build.yaml",
+        "build.yaml",
+    ]
