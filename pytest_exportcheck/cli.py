@@ -259,17 +259,51 @@ def new(
 )
 @click.option("--diff", is_flag=True, help="Show each patch as a diff against the original.")
 @click.option("--lint", is_flag=True, help="Compare with the lock: exit status 1 on an error.")
-@click.option("--write-lock", is_flag=True, help="Write the lock from what is installed.")
+@click.option(
+    "--update-lock", "--write-lock", "write_lock", is_flag=True, help="Write the lock from what is installed."
+)
 @click.option(
     "--lock",
     type=_FILE,
-    help="The lock (default: the one that ships, or patches.lock.json here for a mode of yours).",
+    help="The lock (default: the one that ships; for a mode of yours patches.lock.json beside its file).",
 )
-def patches(modes: tuple[str, ...], diff: bool, lint: bool, write_lock: bool, lock: Path | None) -> int:
-    """List the patches of the patch modes, and see if they are stale."""
-    from .cli_patches import run_patches
+@click.option(
+    "--ablate",
+    "specs",
+    multiple=True,
+    type=_FILE,
+    metavar="SPEC",
+    help="Say which patches the cases of a spec, or of the specs of a folder, need (repeatable).",
+)
+@click.option(
+    "--exporter", "exporters", multiple=True, metavar="NAME", help="With --ablate: these exporters."
+)
+@click.option("--report", type=_FILE, help="With --ablate: write the records to this JSON file.")
+@click.option("--pytrees", is_flag=True, help="Say which classes are pytree nodes, by whom, in which layout.")
+def patches(
+    modes: tuple[str, ...],
+    diff: bool,
+    lint: bool,
+    write_lock: bool,
+    lock: Path | None,
+    specs: tuple[Path, ...],
+    exporters: tuple[str, ...],
+    report: Path | None,
+    pytrees: bool,
+) -> int:
+    """List the patches of the patch modes, see if they are stale, and who needs them."""
+    from . import cli_patches
 
-    return run_patches(modes, diff, lint, write_lock, lock)
+    if specs:
+        from .cli_ablate import run_ablation
+
+        files = [file for path in specs for file in _spec_files(path)]
+        return run_ablation(files, modes, exporters, report)
+    if exporters or report is not None:
+        raise _Wrong("--exporter and --report need --ablate SPEC")
+    if pytrees:
+        return cli_patches.run_pytrees(modes)
+    return cli_patches.run_patches(modes, diff, lint, write_lock, lock)
 
 
 # Reports.

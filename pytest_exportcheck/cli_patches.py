@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import PatchError
 
 if TYPE_CHECKING:
     from .patches.patch import Patch
 
-__all__ = ["run_patches"]
+__all__ = ["run_patches", "run_pytrees"]
 
 #: Modes that are listed and linted when none is named: ``all`` repeats them.
 _MODES = ("torch", "transformers", "rewrite", "hf")
 
+_LOCK_NAME = "patches.lock.json"
+
 
 def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, given: Path | None) -> int:
     """Run it; 0 fine, 1 errors found, 2 a mode cannot be loaded."""
-    from .patches.lock import LOCK, lint, lock_of, read_lock, write_lock
+    from .patches.lock import lint, lock_of, read_lock, write_lock
 
     try:
-        modes = [(name, _patches_of(name)) for name in names or _available()]
-        foreign = [name for name, _ in modes if name not in _MODES]
-        path = given or (Path("patches.lock.json") if foreign else LOCK)
+        modes = [(name, _patches_of(name)) for name in _expanded(names) or _available()]
+        places = {name: given or _lock_of(name) for name, _ in modes}
         if write:
-            lock = read_lock(path)
-            fresh = lock_of(modes)
-            # Modes that were not asked for stay as they are.
-            fresh["modes"] = lock["modes"] | fresh["modes"]
-            write_lock(path, fresh)
-            print(f"{path}: {sum(map(len, fresh['modes'].values()))} targets", file=sys.stderr)
+            for path in dict.fromkeys(places.values()):
+                mine = [(name, patches) for name, patches in modes if places[name] == path]
+                fresh = lock_of(mine)
+                _say_missing(mine, fresh)
+                # Modes that were not asked for stay as they are.
+                fresh["modes"] = read_lock(path)["modes"] | fresh["modes"]
+                write_lock(path, fresh)
+                print(f"{path}: {sum(map(len, fresh['modes'].values()))} targets", file=sys.stderr)
             return 0
         if check:
-            lock = read_lock(path)
-            found = [finding for name, patches in modes for finding in lint(name, patches, lock)]
+            found = [
+                finding for name, patches in modes for finding in lint(name, patches, read_lock(places[name]))
+            ]
             for finding in found:
                 print(finding)
             errors = sum(finding.level == "error" for finding in found)
@@ -50,6 +55,33 @@ def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, give
         for patch in patches:
             _show(name, patch, diff)
     return 0
+
+
+def _lock_of(mode: str) -> Path:
+    """The lock of a mode: the one that ships, or ``patches.lock.json`` beside the file of a mode of yours."""
+    from .patches.lock import LOCK
+
+    if mode in _MODES:
+        return LOCK
+    module = mode.partition(":")[0]
+    if module.endswith(".py"):
+        return Path(module).with_name(_LOCK_NAME)
+    found = find_spec(module) if ":" in mode else None
+    return Path(found.origin).with_name(_LOCK_NAME) if found and found.origin else Path(_LOCK_NAME)
+
+
+def _say_missing(modes: Sequence[tuple[str, list[Patch]]], lock: Mapping[str, Any]) -> None:
+    for name, patches in modes:
+        known = lock["modes"].get(name, {})
+        missing = [patch.name for patch in patches if patch.scope is None and patch.name not in known]
+        if missing:
+            print(f"{name}: not written, the target is gone: {', '.join(missing)}", file=sys.stderr)
+
+
+def _expanded(names: Sequence[str]) -> list[str]:
+    """``all`` as what it is made of: a patch has one place in the lock."""
+    ours = [name for name in _available() if name != "hf"]
+    return list(dict.fromkeys(one for name in names for one in (ours if name == "all" else [name])))
 
 
 def _available() -> list[str]:
@@ -89,3 +121,32 @@ def _show(mode: str, patch: Patch, diff: bool) -> None:
 
         for line in diff_of(patch):
             print(f"    {line}")
+
+
+def run_pytrees(names: Sequence[str]) -> int:
+    """Print how every class flattens, and who registered it; torch's own are only counted.
+
+    Returns 0; 1 if a layout is there with which ONNX exports fail; 2 if a mode of `names`, which are imported
+    first, cannot be loaded.
+    """
+    import transformers.cache_utils  # noqa: F401
+
+    from .pytrees.registration import registered_classes
+
+    try:
+        for name in _expanded(names):
+            _patches_of(name)
+    except PatchError as error:
+        print(error, file=sys.stderr)
+        return 2
+    found = registered_classes()
+    shown = [one for one in found if one.cls.__module__.partition(".")[0] != "torch"]
+    for one in shown:
+        print(one)
+    broken = [one for one in shown if one.breaks_onnx]
+    print(
+        f"{len(shown)} classes, {len(broken)} in a layout with which ONNX exports fail; "
+        f"{len(found) - len(shown)} of torch's own",
+        file=sys.stderr,
+    )
+    return 1 if broken else 0

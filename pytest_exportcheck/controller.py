@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .goldens import Proposals, obsolete_goldens
+from .reports.ablation import ablation_lines
 from .reports.json_report import environment, package_versions, write_json
 from .reports.markdown import markdown
 from .reports.matrix import Matrix, cell_text, counts, is_case
@@ -233,6 +234,8 @@ class Controller:
             for refusal in refusal_lines(self.records):
                 terminal.write_line(refusal)
         terminal.write_line("   ".join(self._totals()))
+        for worth in ablation_lines(self.records):
+            terminal.write_line(worth)
         for what, paths in (
             ("updated", self.written),
             ("deleted", self.pruned),

@@ -7,12 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .cases import CaseId
-from .errors import ObserveError, ShapesError
+from .errors import (
+    CrashError,
+    ExportCheckError,
+    HistoryError,
+    ObserveError,
+    ShapesError,
+    StageTimeoutError,
+)
 from .fresh.messages import Work
 from .fresh.work import foreign_exits
 from .goldens import Golden, golden_of
-from .judge import judge
-from .plan import PlannedCase
+from .judge import ablation_of, judge
+from .plan import OWN_PATCHES, PlannedCase
 
 if TYPE_CHECKING:
     from .pipeline import SpecRun
@@ -83,9 +90,11 @@ class _Handle:
         """What the reports will say about this case; plain builtins that a test may add to."""
         return self.running.record
 
-    def _judge(self, golden: str | None = None, golden_name: str = "") -> None:
+    def _work(self, golden: str | None = None, golden_name: str = "") -> Work:
         root = str(self.session.config.rootpath)
-        work = Work(str(self.spec.path), root, self.case, golden, golden_name, self.session.options.share)
+        return Work(str(self.spec.path), root, self.case, golden, golden_name, self.session.options.share)
+
+    def _judge(self, work: Work) -> None:
         judge(self.session, self.running, work, lambda: self.run)
 
 
@@ -131,7 +140,7 @@ class ObservedInputs(_Handle):
             running.enter("shapes")
             raise ShapesError(f"{self.golden.display} cannot be read: {error}") from error
         try:
-            self._judge(accepted, self.golden.display)
+            self._judge(self._work(accepted, self.golden.display))
         except ShapesError:
             if not self.update:
                 raise
@@ -165,5 +174,19 @@ class ExportCase(_Handle):
 
     def run_stages(self) -> None:
         """See `pytest_exportcheck.suite.assert_export`."""
-        self._judge()
+        work = self._work()
+        try:
+            self._judge(work)
+        except ExportCheckError as error:
+            if not isinstance(error, CrashError | StageTimeoutError | HistoryError):
+                self._ablate(work)
+            raise
         self.running.checked = True
+        self._ablate(work)
+
+    def _ablate(self, work: Work) -> None:
+        """Note what the patches of the case are worth; its verdict is there already."""
+        if not self.session.options.ablate or self.case.patch_mode in ("none", OWN_PATCHES):
+            return
+        self.running.durations()  # The last stage has ended.
+        self.record["ablation"] = ablation_of(self.session, work)

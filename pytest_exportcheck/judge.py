@@ -11,8 +11,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from .errors import ExportCheckError, HistoryError, ShapesError
 from .fresh.messages import Failure, Work
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .pipeline import SpecRun
     from .session import RunningCase, Session
 
-__all__ = ["Confirmation", "confirmation_of", "judge"]
+__all__ = ["Confirmation", "ablation_of", "confirmation_of", "judge"]
 
 #: What differs between two runs of one failure: addresses, counters, seconds, temporary names.
 _NOISE = re.compile(rf"0x[0-9a-fA-F]+|{re.escape(tempfile.gettempdir())}\S+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
@@ -79,6 +79,21 @@ def judge(session: Session, running: RunningCase, work: Work, run: Callable[[], 
         if session.options.confirm and not accepted:
             _confirm(session, running, work, error, before)
         raise
+
+
+def ablation_of(session: Session, work: Work) -> dict[str, Any]:
+    """What the patches of a case are worth to it (`ablation.ablate`), found out in a fresh process.
+
+    Nothing that goes wrong there reaches this process, or the verdict of the case.
+    """
+    limit = session.options.stage_limit
+    try:
+        outcome = session.fresh.run(replace(work, ablate=True, limit=limit), lambda stage: None, limit)
+    except Exception as error:
+        return {"not_done": f"{type(error).__name__}: {error}"}
+    if outcome.failure is not None:
+        return {"not_done": f"{_said(outcome.failure)}: {outcome.failure.message}"}
+    return outcome.record
 
 
 def _judge_isolated(session: Session, running: RunningCase, work: Work) -> None:

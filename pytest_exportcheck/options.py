@@ -26,6 +26,7 @@ _NEEDS_FLAG = {
     "exportcheck_patch_mode": "--patch-mode",
     "exportcheck_device": "--export-device",
     "exportcheck_dtype": "--export-dtype",
+    "exportcheck_ablate": "--ablate-patches",
 }
 
 
@@ -107,6 +108,12 @@ def add_options(parser: pytest.Parser) -> None:
         dest="exportcheck_no_share",
         help="make anew for each case what is otherwise made once (slower; the verdicts are the same)",
     )
+    group.addoption(
+        "--ablate-patches",
+        action="store_true",
+        dest="exportcheck_ablate",
+        help="say which patches each case under a patch mode needs: run it again without each of them",
+    )
     parser.addini("exportcheck_confirm", "false: as --no-confirm", type="bool", default=True)
     parser.addini("exportcheck_isolate", "true: as --isolate", type="bool", default=False)
     parser.addini("exportcheck_stage_timeout", "default of --stage-timeout")
@@ -155,6 +162,8 @@ class Options:
         Seconds that a stage may take in a fresh process, ``None``: any.
     share:
         What cases have in common is made once.
+    ablate:
+        After a case under a patch mode, find out which of the patches it needs.
     """
 
     flag: bool
@@ -171,6 +180,7 @@ class Options:
     isolate: bool = False
     stage_limit: float | None = STAGE_SECONDS
     share: bool = True
+    ablate: bool = False
 
     @classmethod
     def from_config(cls, config: pytest.Config) -> Options:
@@ -209,6 +219,7 @@ class Options:
             ),
             stage_limit=STAGE_SECONDS if seconds is None else seconds or None,
             share=not config.getoption("exportcheck_no_share"),
+            ablate=bool(config.getoption("exportcheck_ablate")),
         )
 
     def check(self, exporters: Sequence[str], patch_modes: Sequence[str]) -> None:

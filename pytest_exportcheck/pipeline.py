@@ -66,6 +66,9 @@ __all__ = ["CheckedObservation", "SpecRun", "check_shapes", "run_case"]
 #: torch.onnx colours its messages whether or not anybody reads them on a terminal.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
+#: Looks at a captured program: (program, what was decided by sizes, graph, `Activity` of the patches).
+Probe = Callable[[torch.export.ExportedProgram, CaptureWatch, GraphObservation, Any], None]
+
 #: What ``CaseId.patch_mode`` is for an exporter that brings its own patches.
 OWN = "own"
 
@@ -170,11 +173,18 @@ def _device_index(device: str) -> str:
 
 
 class SpecRun:
-    """Everything of one spec in one process: its models and observations, made once, kept until `close`."""
+    """Everything of one spec in one process: its models and observations, made once, kept until `close`.
+
+    Attributes
+    ----------
+    modes:
+        Patch modes under names of the caller's own (a part of a mode), beside those that are registered.
+    """
 
     def __init__(self, spec: ModelSpec, share: bool = True) -> None:
         self.spec = spec
         self.share = share
+        self.modes: dict[str, PatchMode] = {}
         self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
         self._observations: dict[tuple[str, str, str], CheckedObservation | ExportCheckError] = {}
 
@@ -188,6 +198,25 @@ class SpecRun:
         """Build the model and observe it again for the next case: this one was changed."""
         self._models.pop((device, dtype), None)
         for key in [key for key in self._observations if key[:2] == (device, dtype)]:
+            del self._observations[key]
+
+    def mode(self, name: str) -> PatchMode:
+        """The patch mode of a case; `PatchError` if there is none of that name."""
+        if name in self.modes:
+            return self.modes[name]
+        try:
+            return cast(PatchMode, load_patch_mode("none" if name == OWN else name, self.spec.folder))
+        except LookupError as error:
+            raise PatchError(str(error)) from None
+
+    def share_observation(self, device: str, dtype: str, mode: str, other: str) -> None:
+        """Let cases under `other` have what was observed under `mode`."""
+        self._observations[device, dtype, other] = self._observations[device, dtype, mode]
+
+    def drop_mode(self, name: str) -> None:
+        """Forget a mode of `modes`, and what was observed under it."""
+        self.modes.pop(name, None)
+        for key in [key for key in self._observations if key[2] == name]:
             del self._observations[key]
 
     def model(self, device: str, dtype: str) -> torch.nn.Module:
@@ -225,7 +254,7 @@ class SpecRun:
 
     def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
         where = _device_index(device)
-        with register_flattening_functions(None), _load_mode(mode, self.spec).apply(model, "eager"):
+        with register_flattening_functions(None), self.mode(mode).apply(model, "eager"):
             plans = build_calls(self.spec, where, dtype)
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
@@ -324,14 +353,6 @@ def _explain(observation: CheckedObservation, golden: str) -> list[str]:
     return notes
 
 
-def _load_mode(name: str, spec: ModelSpec) -> PatchMode:
-    try:
-        mode = load_patch_mode("none" if name == OWN else name, spec.folder)
-    except LookupError as error:
-        raise PatchError(str(error)) from None
-    return cast(PatchMode, mode)
-
-
 def _load_exporter(name: str) -> Exporter:
     try:
         return cast(Exporter, load_exporter(name))
@@ -395,6 +416,7 @@ def _export(
     watch: CaptureWatch,
     captured: CapturedProgram,
     record: dict[str, Any],
+    probe: Probe | None,
     share: bool,
 ) -> tuple[Exported, ExportRequest]:
     runtime = str(getattr(exporter, "target", "torch"))
@@ -407,6 +429,12 @@ def _export(
         raise _refusal(error, "observe", "eager refuses the arguments to export with") from error
     activity: Any = None
     exported: Any = None
+
+    def on_capture(program: torch.export.ExportedProgram) -> None:
+        if probe is not None:
+            probe(program, watch, graph, activity)
+        captured.check(program)
+
     try:
         with (
             fresh_dispatch(),
@@ -425,12 +453,15 @@ def _export(
                 options=dict(observation.spec.exporter_options.get(exporter.name, {})),
                 stage=stages.inside,
                 mode=mode,
-                captured=captured.check,
+                captured=on_capture,
                 share=share,
             )
             watch.inputs(kwargs)
             with watch:
                 exported = exporter.export(request)
+            program = getattr(exported, "program", None)
+            if probe is not None and isinstance(program, torch.export.ExportedProgram):
+                probe(program, watch, graph, activity)
     finally:
         # Also of an export that failed: the patches it went through.
         found = evidence(activity, getattr(exported, "program", None))
@@ -439,7 +470,13 @@ def _export(
     return exported, request
 
 
-def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: dict[str, Any]) -> None:
+def run_case(
+    run: SpecRun,
+    case: CaseId,
+    enter: Callable[[str], None],
+    record: dict[str, Any],
+    probe: Probe | None = None,
+) -> None:
     """Take one case through its stages.
 
     Parameters
@@ -448,6 +485,9 @@ def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: d
         Called with the name of each stage as it begins.
     record:
         Filled with plain builtins: durations, errors per output, node counts, sizes tried.
+    probe:
+        Is given what was captured, before anything else is done with it. What it raises, if it is no
+        `Exception`, ends the case without a verdict.
 
     Raises
     ------
@@ -456,7 +496,7 @@ def run_case(run: SpecRun, case: CaseId, enter: Callable[[str], None], record: d
     """
     stages = _Stages(enter, record)
     try:
-        _run_case(run, case, stages, record)
+        _run_case(run, case, stages, record, probe)
     finally:
         stages.stop()
         record["peak_rss_mb"] = _peak_rss_mb()
@@ -473,12 +513,14 @@ def _peak_rss_mb() -> float | None:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
 
 
-def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any]) -> None:
+def _run_case(
+    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], probe: Probe | None
+) -> None:
     assert case.exporter is not None
     assert case.patch_mode is not None
     spec = run.spec
     stages("load")
-    mode = _load_mode(case.patch_mode, spec)
+    mode = run.mode(case.patch_mode)
     exporter = _load_exporter(case.exporter)
     under = _observed_under(exporter, case, mode)
     observation = run.observe(case.device, case.dtype, under, stages)
@@ -497,14 +539,14 @@ def _run_case(run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any
     tolerances = tolerances_of(spec, case.device, case.dtype)
     stages("patch")
     _check_mode(mode, observation, graph, str(getattr(exporter, "target", "torch")), tolerances)
-    with register_flattening_functions(None), _load_mode(under, spec).apply(observation.model, "eager"):
+    with register_flattening_functions(None), run.mode(under).apply(observation.model, "eager"):
         stages("export")
         changed: list[str] = []
         state = model_state(observation.model, attributes=False)
         watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         try:
             exported, request = _export(
-                exporter, mode, observation, graph, stages, watch, captured, record, run.share
+                exporter, mode, observation, graph, stages, watch, captured, record, probe, run.share
             )
         except ExportCheckError:
             if captured.differs:

@@ -104,12 +104,33 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
             graph.writes[call.index] = written
         for path, how in _lost_inputs(leaves, written, arguments, again).items():
             lost.setdefault(path, how)
+    _refuse_empty_outputs(graph)
     notes = _notes_on_state(graph, list(touched), generators)
     if lost:
         notes += _notes_on_inputs(graph, lost)
     for note in notes:
         warnings.warn(note, ObserverWarning, stacklevel=2)
     graph.shapes.warnings.extend(notes)
+
+
+def _refuse_empty_outputs(graph: GraphObservation) -> None:
+    """A pass would say nothing where no call returns a number, or writes one into its inputs.
+
+    Raises
+    ------
+    ObserveError
+        Every output of every call is ``None`` or has no elements.
+    """
+    if any(graph.writes.values()):
+        return
+    for call in graph.calls:
+        for _, leaf in call.output_leaves():
+            if leaf is not None and not (isinstance(leaf, torch.Tensor) and not leaf.numel()):
+                return
+    raise ObserveError(
+        f"{graph.target.text} returns nothing that can be compared: every output is None or empty in every "
+        "call (observe a call whose outputs have elements)"
+    )
 
 
 def _first(found: Sequence[str]) -> str:

@@ -45,12 +45,13 @@ class Leak:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What `snapshot` saw: place -> value, and the modules that were loaded then."""
+    """What `snapshot` saw: place -> value; the modules that it watched, and all that were loaded then."""
 
     values: Mapping[str, Any]
     modules: frozenset[str]
     packages: tuple[str, ...]
     models: tuple[torch.nn.Module, ...] = field(default=())
+    loaded: frozenset[str] = frozenset()
 
 
 def snapshot(
@@ -72,13 +73,13 @@ def snapshot(
         for name, module in list(sys.modules.items())
         if isinstance(module, ModuleType) and (name.partition(".")[0] in packages or name in modules)
     )
-    values = _quietly(names, models)
-    return Snapshot(values, names, tuple(packages), models)
+    loaded = frozenset(sys.modules)
+    return Snapshot(_quietly(names, models, loaded), names, tuple(packages), models, loaded)
 
 
 def difference(before: Snapshot) -> list[Leak]:
     """What has changed since `before`, sorted by place. Modules imported meanwhile are no leak."""
-    after = _quietly(before.modules, before.models)
+    after = _quietly(before.modules, before.models, before.loaded)
     leaks = []
     for place in before.values.keys() | after.keys():
         if place not in after:
@@ -90,11 +91,13 @@ def difference(before: Snapshot) -> list[Leak]:
     return sorted(leaks, key=lambda leak: leak.place)
 
 
-def _quietly(modules: frozenset[str], models: Sequence[torch.nn.Module]) -> dict[str, Any]:
+def _quietly(
+    modules: frozenset[str], models: Sequence[torch.nn.Module], loaded: frozenset[str]
+) -> dict[str, Any]:
     # Some attributes of torch are objects that warn when they are looked at.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return dict(_values(modules, models))
+        return {**dict(_values(modules, models)), **dict(_registries(loaded))}
 
 
 def _same(before: Any, after: Any) -> bool:
@@ -129,7 +132,6 @@ def _values(modules: frozenset[str], models: Sequence[torch.nn.Module]) -> Itera
                 yield from _of_class(value)
             elif isinstance(key, str) and key.isupper():
                 yield from _of_table(f"{name}.{key}", value)
-    yield from _registries()
     for model in models:
         for path, part in model.named_modules():
             where = f"vars({path or 'model'})"
@@ -167,7 +169,8 @@ def _of_table(place: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{place}[{key!r}]", item
 
 
-def _registries() -> Iterator[tuple[str, Any]]:
+def _registries(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Entries about classes of `loaded` modules: others were registered when their module was imported."""
     for label, table in (
         ("pytree node", _pytree.SUPPORTED_NODES),
         ("serialized pytree type", _pytree.SUPPORTED_SERIALIZED_TYPES),
@@ -175,7 +178,8 @@ def _registries() -> Iterator[tuple[str, Any]]:
         ("fx pytree exact match", fx_pytree.SUPPORTED_NODES_EXACT_MATCH),
     ):
         for cls, entry in list(table.items()):
-            yield f"{label} {getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', cls)}", entry
+            if getattr(cls, "__module__", None) in loaded:
+                yield f"{label} {getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', cls)}", entry
     anchors = getattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", ())
     for anchor in list(anchors):
         yield f"stack trace anchor {anchor}", True

@@ -17,6 +17,7 @@ from ..spec import ModelSpec
 from ..spec.names import choices
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .padding import expand_mask, where_masks
+from .state import training_modules
 
 __all__ = ["blame_stand_ins", "check_observed_calls", "refuse_unused_rules", "tolerances_of"]
 
@@ -146,6 +147,33 @@ def blame_stand_ins(graph: GraphObservation, tolerances: Tolerances) -> None:
             raise ObserveError(f"{what}answers differently; {advice}", details=table(results))
 
 
+def blame_train_mode(graph: GraphObservation, details: list[str]) -> None:
+    """After a failure of a program that keeps no state: where modules in train mode change theirs, say that.
+
+    Batch normalization of such a module is by the batch in eager, and by the running statistics in an ONNX
+    model.
+
+    Raises
+    ------
+    ObserveError
+        A module in train mode changes parameters or buffers of its own during a call.
+    """
+    training = set(training_modules(graph.target.module))
+    # "buffer `bn.running_mean`"
+    owners = {label: label.split("`")[1].rpartition(".")[0] for label in sorted(graph.stateful)}
+    changed = [label for label, owner in owners.items() if owner in training]
+    if not changed:
+        return
+    modules = list(dict.fromkeys(f"`{owners[label]}`" if owners[label] else "the model" for label in changed))
+    raise ObserveError(
+        f"{', '.join(modules[:4])}{' and more' if len(modules) > 4 else ''} "
+        f"{'is' if len(modules) == 1 else 'are'} in train mode though eval() was called on the model, and a "
+        f"call changes {', '.join(changed[:4])}{' and more' if len(changed) > 4 else ''}: the program keeps "
+        "no state; no exporter is blamed, put the model into eval mode",
+        details=details,
+    )
+
+
 def _refuse_blind_masks(spec: ModelSpec, compared: Mapping[str, bool]) -> None:
     """`compared`: path of an output with a ``where`` -> whether any position of any call was compared.
 
@@ -237,6 +265,8 @@ def check_observed_calls(
         if not all(result.ok for result in results):
             blame_stand_ins(graph, tolerances)
             details = table(results)
+            if not isinstance(session, WritesInputs):
+                blame_train_mode(graph, details)
             padding = None if where else _only_padding(expected, got, inputs, tolerances)
             if padding:
                 details.extend(padding.splitlines())

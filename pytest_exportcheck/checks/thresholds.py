@@ -21,6 +21,9 @@ MAX_SIZES = 24
 #: A longer axis is not tried: attention alone is quadratic.
 _LONGEST = 4200
 
+#: Multiples of the example's size that are tried where no boundary is known.
+_FAR = (4, 8, 16)
+
 #: Inputs of more elements are not tried.
 _MOST_ELEMENTS = 2**24
 
@@ -65,10 +68,12 @@ def _truths(comparison: Comparison, base: Mapping[str, int], name: str) -> np.nd
 
 def _truth(comparison: Comparison, sizes: Mapping[str, int]) -> bool | None:
     try:
-        return bool(comparison.holds(sizes))
-    except ArithmeticError:
-        # A division by a size of 0: no branch was taken there, and the model says what it says.
+        holds = comparison.holds(sizes)
+    except Exception:
+        # A division by a size of 0: no branch was taken there, and the model says what it says. Or a function
+        # that is not known here.
         return None
+    return None if holds is None else bool(holds)
 
 
 def _flips(truths: np.ndarray[Any, Any], start: int) -> list[int]:
@@ -100,6 +105,16 @@ def _candidates(
     return found
 
 
+def _far(comparison: Comparison, start: Mapping[str, int]) -> list[_Candidate]:
+    """Where a value of a size was taken for a constant: what it decides may have its boundary anywhere."""
+    found = []
+    for name in comparison.names if comparison.value else ():
+        for factor in _FAR:
+            sizes = {**start, name: factor * start[name] + 1}
+            found.append(_Candidate(comparison, sizes, name, (factor - 1) * start[name] + 1, across=False))
+    return found
+
+
 def find_thresholds(
     comparisons: Sequence[Comparison],
     shapes: GraphShapes,
@@ -116,17 +131,21 @@ def find_thresholds(
     smallest = {name: size for name, size in smallest_sizes(shapes).items() if name in example.sizes}
     largest = {name: 2 * max(sizes[name] for sizes in (*known, example.sizes)) + 1 for name in example.sizes}
     candidates: list[_Candidate] = []
+    not_tried: list[str] = []
     for comparison in comparisons:
+        if _truth(comparison, example.sizes) is None:
+            not_tried.append(f"cannot be evaluated: {comparison}")
+            continue
         # A relation may have no boundary next to the example: `past + seq > 3` has none with a past of 5.
         bases = [
             example.sizes,
             *({**example.sizes, **{n: edge[n] for n in comparison.names}} for edge in (smallest, largest)),
         ]
         candidates += _candidates(comparison, bases[: 1 if len(comparison.names) == 1 else 3], example.sizes)
+        candidates += _far(comparison, example.sizes)
     candidates.sort(key=lambda each: (not each.across, each.distance))
     done = {_key(sizes) for sizes in (*known, example.sizes)}
     chosen: list[dict[str, int]] = []
-    not_tried: list[str] = []
     for each in candidates:
         if _key(each.sizes) in done or not _is_valid(each, shapes, smallest):
             continue

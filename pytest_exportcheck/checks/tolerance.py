@@ -29,6 +29,15 @@ _DEFAULTS: dict[torch.dtype, tuple[float, float]] = {
 #: a slice whose values are small by chance as good as impossible.
 _SLICE_VALUES, _SLICE_FACTOR = 16, 10.0
 
+#: A slice whose values are all below so many roundings of the output's size would be zero but for rounding
+#: (the imaginary parts of the transform of a symmetric signal): its atol is not below that.
+_ROUNDINGS = 8
+
+#: An output whose values are all below so many roundings of 1 would be zero but for rounding (the mean of
+#: what layer normalization returns, a sum of probabilities less 1): its atol is not below that. Half
+#: precision has outputs of that size.
+_ROUNDINGS_OF_ONE = 4
+
 #: The default atol is not scaled below this share, nor above this multiple, of the value in `_DEFAULTS`. The
 #: lower end leaves room for outputs that would be zero but for rounding.
 _SCALE = (1e-3, 1e3)
@@ -67,16 +76,23 @@ class Tolerances:
         atol, rtol = self._given(path)
         if not (expected.is_floating_point() or expected.is_complex()):
             return Tolerance(0.0, 0.0)
-        default_atol, default_rtol = self._default(expected)
+        default_atol, default_rtol, _ = self._default(expected)
         if atol is None:
-            atol = default_atol * _clamped(_size_of(expected))
+            atol = default_atol * _clamped(_size_of(expected), self._least(expected))
         return Tolerance(atol, default_rtol if rtol is None else rtol)
 
     def by_element(self, path: str, expected: torch.Tensor, whole: Tolerance) -> torch.Tensor | float:
         """The atol of every element, as something that broadcasts; `whole` is what `of` returned."""
         if self._given(path)[0] is not None:
             return whole.atol
-        return _slice_sizes(expected) * self._default(expected)[0]
+        atol, _, eps = self._default(expected)
+        return _slice_sizes(expected, _ROUNDINGS * eps, atol, self._least(expected)) * atol
+
+    def _least(self, expected: torch.Tensor) -> float:
+        """What the default atol is scaled by where the output is zero but for rounding."""
+        atol, _, eps = self._default(expected)
+        zero = eps < 1e-5 and _size_of(expected) <= _ROUNDINGS_OF_ONE * eps
+        return _ROUNDINGS_OF_ONE * eps / atol if zero else 0.0
 
     def _given(self, path: str) -> tuple[float | None, float | None]:
         atol, rtol = self.atol, self.rtol
@@ -87,13 +103,15 @@ class Tolerances:
                 break
         return atol, rtol
 
-    def _default(self, expected: torch.Tensor) -> tuple[float, float]:
-        known = [_DEFAULTS[dtype] for dtype in (expected.dtype, self.computed_in) if dtype in _DEFAULTS]
-        return max(known, default=(1e-5, 1e-4))
+    def _default(self, expected: torch.Tensor) -> tuple[float, float, float]:
+        """(atol, rtol, distance from 1 to the next number) of the coarser dtype."""
+        dtypes = [dtype for dtype in (expected.dtype, self.computed_in) if dtype in _DEFAULTS]
+        known = [(*_DEFAULTS[dtype], float(torch.finfo(dtype).eps)) for dtype in dtypes if dtype is not None]
+        return max(known, default=(1e-5, 1e-4, float(torch.finfo(torch.float32).eps)))
 
 
-def _clamped(size: float) -> float:
-    return min(max(size, _SCALE[0]), _SCALE[1])
+def _clamped(size: float, least: float) -> float:
+    return min(max(size, _SCALE[0], least), _SCALE[1])
 
 
 #: Elements of nearly one size (within `_BAND`) that stand off from all smaller ones by this factor are fill
@@ -116,17 +134,22 @@ def _size_of(tensor: torch.Tensor) -> float:
         flat = below
 
 
-def _slice_sizes(expected: torch.Tensor) -> torch.Tensor:
-    """What the default atol is scaled by, for each element: the size of the output, less in small slices."""
+def _slice_sizes(expected: torch.Tensor, rounding: float, atol: float, least: float) -> torch.Tensor:
+    """What `atol`, the default, is scaled by, for each element: the size of the output, less in small slices.
+
+    `rounding`: a slice below this share of the output's size is zero but for rounding; `least`: of the whole.
+    """
     size = _size_of(expected)
     values = expected.detach().abs().to(torch.float64)
     values = values.where(torch.isfinite(values) & (values <= size), 0.0)
-    scale = torch.full((), _clamped(size), dtype=torch.float64)
+    scale = torch.full((), _clamped(size, least), dtype=torch.float64)
     for axis in range(values.dim()):
         others = [other for other in range(values.dim()) if other != axis]
         if not others or values.shape[axis] < 2:
             continue
         enough = (values > 0).sum(others, keepdim=True) >= _SLICE_VALUES
-        largest = (values.amax(others, keepdim=True) * _SLICE_FACTOR).clamp(*_SCALE)
+        largest = values.amax(others, keepdim=True)
+        bound = torch.where(largest <= rounding * size, rounding * size / atol, max(_SCALE[0], least))
+        largest = (largest * _SLICE_FACTOR).clamp(max=_SCALE[1]).maximum(bound)
         scale = torch.minimum(scale, largest.where(enough, math.inf))
     return scale

@@ -17,7 +17,7 @@ import sysconfig
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ class Comparison:
     place:
         Where the model's code asked: ``model.py:12: if x.shape[1] > 32:``; ``""`` where it was torch itself,
         while it converted the captured program.
+    value:
+        It stands for a size that was asked for its value (``int(n * 0.5)``): any branch may be decided by it.
     """
 
     text: str
@@ -60,9 +62,13 @@ class Comparison:
     _evaluate: Callable[[Mapping[str, Any]], Any] = field(
         default=lambda sizes: None, repr=False, compare=False
     )
+    value: bool = False
 
     def holds(self, sizes: Mapping[str, Any]) -> Any:
-        """The truth for sizes of the symbols: integers, or arrays of integers, which give an array."""
+        """The truth for sizes of the symbols: integers, or arrays of integers, which give an array.
+
+        ``None`` if it cannot be evaluated; an `ArithmeticError` where a size of 0 is divided by.
+        """
         return self._evaluate(sizes)
 
     def __str__(self) -> str:
@@ -271,20 +277,28 @@ def _expression(dim: DimExpr) -> sympy.Expr:
     return sympy.Add(*terms, sympy.Integer(dim.offset))
 
 
+def _is_condition(expression: sympy.Basic) -> bool:
+    # A symbol of sympy is a Boolean too.
+    return isinstance(expression, (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction))
+
+
 def _as_condition(expression: sympy.Basic, result: Any, held: bool = False) -> sympy.Basic:
     """A condition: a size that was asked for its value (``int(n)``, ``range(n)``) is compared with that.
 
     `held`: the way round in which it was true.
     """
-    # A symbol of sympy is a Boolean too.
-    if isinstance(expression, (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)):
+    if _is_condition(expression):
         negated = sympy.Not(expression)
         return negated if held and not bool(result) else expression
     return sympy.Eq(expression, sympy.sympify(result), evaluate=False)
 
 
 def _text(condition: sympy.Basic) -> str:
-    return str(PythonPrinter().doprint(condition))
+    try:
+        return str(PythonPrinter().doprint(condition))
+    except Exception:
+        # torch has functions of sizes for which this printer has no text.
+        return str(condition)
 
 
 def _comparison(
@@ -299,19 +313,43 @@ def _comparison(
         return None
     # Any name may stand in a spec, keywords of Python too.
     safe = {symbol: sympy.Symbol(f"_{k}", integer=True, nonnegative=True) for k, symbol in enumerate(ours)}
-    code = compile(_text(condition.xreplace(safe)), "<comparison>", "eval")
     names = tuple(map(str, ours))
+    value = not _is_condition(expression)
+    try:
+        code = compile(_text(condition.xreplace(safe)), "<comparison>", "eval")
+    except (SyntaxError, ValueError):
+        return Comparison(_text(condition), names, place, value=value)
     variables = {f"_{k}": name for k, name in enumerate(names)}
 
     def evaluate(sizes: Mapping[str, Any]) -> Any:
         given = {variable: sizes[name] for variable, name in variables.items()}
         return eval(code, {"__builtins__": _FUNCTIONS}, given)
 
-    return Comparison(_text(condition), names, place, evaluate)
+    return Comparison(_text(condition), names, place, evaluate, value)
 
+
+def _to_integers(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda values: function(np.asarray(values, dtype=float)).astype(np.int64)
+
+
+_MATH = {
+    **{name: getattr(np, name) for name in ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "log2")},
+    **{f"a{name}": getattr(np, f"arc{name}") for name in ("cos", "sin", "tan")},
+    "floor": _to_integers(np.floor),
+    "ceil": _to_integers(np.ceil),
+    "trunc": _to_integers(np.trunc),
+    "inf": np.inf,
+    "nan": np.nan,
+    "pi": np.pi,
+    "e": np.e,
+}
 
 #: What torch's printer writes beside operators; numpy's take arrays.
 _FUNCTIONS: Mapping[str, Any] = {
+    "math": SimpleNamespace(**_MATH),
+    "torch": SimpleNamespace(
+        sym_float=lambda values: np.asarray(values, dtype=float), _sym_sqrt=np.sqrt, sym_sqrt=np.sqrt
+    ),
     "min": lambda *values: functools.reduce(np.minimum, values),
     "max": lambda *values: functools.reduce(np.maximum, values),
     "abs": abs,

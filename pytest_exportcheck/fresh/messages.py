@@ -49,6 +49,8 @@ class Work:
         For the shapes check: the accepted text (``None``: there is none), and how messages name its file.
     share:
         What never changes is made once per process.
+    ablate, limit:
+        The case is not to be judged, but its patches; ``limit``: seconds that a stage may take.
     """
 
     spec: str
@@ -57,6 +59,8 @@ class Work:
     golden: str | None = None
     golden_name: str = ""
     share: bool = True
+    ablate: bool = False
+    limit: float | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """As a message carries it."""

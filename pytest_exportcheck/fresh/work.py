@@ -59,12 +59,18 @@ def perform(
 
 
 def perform_afresh(work: Work, enter: Callable[[str], None], record: dict[str, Any]) -> None:
-    """Do `work` from the spec file on."""
+    """Do `work` from the spec file on. Of an ablation the record is what `ablation.ablate` returns."""
     enter("load")
     from ..pipeline import SpecRun
     from ..spec import load_spec
 
     run = SpecRun(load_spec(Path(work.spec), Path(work.root)), work.share)
+    if work.ablate:
+        from ..ablation import ablate, one_thread
+
+        with one_thread():
+            record.update(ablate(run, work.case, enter, work.limit))
+        return
     perform(work, lambda: run, enter, record)
 
 

@@ -105,6 +105,9 @@ class GraphShapes:
     def complete(self, call: RecordedCall) -> dict[str, Any]:
         """Arguments of `call` with what it lacks filled in: stand-ins, and empty caches as length-0 tensors.
 
+        The keys of dicts are in the order of the template: a nested dict in another order has another tree
+        spec, and an ExportedProgram refuses it.
+
         Raises
         ------
         ObserveError
@@ -137,7 +140,11 @@ class GraphShapes:
                 f"call {call.index} has no {', '.join(lost)}, which other calls of this graph have: "
                 "give observe.value_if_missing, or put the calls into groups with observe.graphs"
             )
-        return {name: arguments[name] for name in self.template if name in arguments}
+        return {
+            name: _in_order_of(value, arguments[name])
+            for name, value in self.template.items()
+            if name in arguments
+        }
 
     def _empty(self, root: str, sizes: Mapping[str, int], given: Any) -> Any:
         """A cache as in the template; what `given` lacks is zeros of `sizes`, mostly of length 0.
@@ -171,6 +178,22 @@ class GraphShapes:
 
 class _Lost(Exception):
     """A tensor inside a container that a call lacks and nothing stands in for; the message is its path."""
+
+
+def _in_order_of(template: Any, value: Any) -> Any:
+    """`value` with the keys of its dicts as in `template`; new dicts, the same leaves."""
+    if type(template) is not type(value):
+        return value
+    if type(value) is dict:
+        names = [
+            *(name for name in template if name in value),
+            *(name for name in value if name not in template),
+        ]
+        return {name: _in_order_of(template.get(name), value[name]) for name in names}
+    if type(value) in (list, tuple):
+        rest = [*template, *[None] * len(value)]
+        return type(value)(_in_order_of(each, item) for each, item in zip(rest, value, strict=False))
+    return value
 
 
 def _root(path: str) -> str:

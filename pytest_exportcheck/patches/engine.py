@@ -59,6 +59,15 @@ class Activity:
     resting: dict[str, str] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     codes: dict[str, list[CodeType]] = field(default_factory=dict)
+    _before: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def so_far(self) -> dict[str, int]:
+        """By name, calls since the block was entered; inside the block only."""
+        return {
+            name: live.calls - self._before[name]
+            for name, patch in self.patches.items()
+            if (live := _ACTIVE[patch]).function is not None
+        }
 
     def called(self) -> dict[str, int]:
         """Those that were called at least once."""
@@ -85,16 +94,14 @@ def applied(
         activity = Activity()
         for patch in patches:
             stack.enter_context(_in_place(patch, model, activity))
-        before = {patch: _ACTIVE[patch].calls for patch in activity.patches.values()}
         for name, patch in activity.patches.items():
+            activity._before[name] = _ACTIVE[patch].calls
             activity.codes[name] = codes_of(_ACTIVE[patch].function)
         stack.enter_context(_kept_in_traces([code for codes in activity.codes.values() for code in codes]))
         try:
             yield activity
         finally:
-            for name, patch in activity.patches.items():
-                if _ACTIVE[patch].function is not None:
-                    activity.calls[name] = _ACTIVE[patch].calls - before[patch]
+            activity.calls.update(activity.so_far())
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """``hf``: the patches that `transformers.exporters` itself applies.
 
 The one module that touches its internals (``exporters.utils``, ``exporter_dynamo``, ``exporter_onnx``;
-checked on transformers 5.24, they move between versions).
+checked on transformers 5.20 and 5.24, they move between versions).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -51,7 +52,9 @@ def _registered(backend: str) -> list[Patch]:
     for owner, attribute, factory in registry[backend]:
         text = inspect.getdoc(factory) or ""
         link = re.search(r"https?://[^\s)]+[^\s).,;`]", text)
-        target = f"{owner}.{attribute}"
+        # A dotted path in transformers 5.24, the module or class itself in 5.20.
+        place, owner = (owner, None) if isinstance(owner, str) else (_dotted(owner), owner)
+        target = f"{place}.{attribute}"
         found.append(
             Patch(
                 target,
@@ -64,9 +67,21 @@ def _registered(backend: str) -> list[Patch]:
                 everywhere=False,
                 optional=True,
                 name=f"{backend}:{target}",
+                owner=owner,
             )
         )
     return found
+
+
+def _dotted(owner: Any) -> str:
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    if isinstance(owner, type):
+        return f"{owner.__module__}.{owner.__qualname__}"
+    raise PatchError(
+        f"patch mode hf: transformers.exporters registers a patch of {owner!r}, neither a path, a module "
+        "nor a class; the mode is written for transformers 5.20 to 5.24"
+    )
 
 
 def _hf_patches(model: torch.nn.Module | None, target: str) -> list[Patch]:

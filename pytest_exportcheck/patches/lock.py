@@ -163,7 +163,7 @@ def read_lock(path: Path) -> dict[str, Any]:
             raise ValueError("schema is not 1")
     except (ValueError, KeyError, TypeError) as error:
         raise PatchError(
-            f"{path} is no lock of patches: {error}; write it again with --write-lock"
+            f"{path} is no lock of patches: {error}; write it again with --update-lock"
         ) from error
     return dict(lock)
 
@@ -203,7 +203,7 @@ def _lint_one(mode: str, patch: Patch, known: Any, versions: dict[str, str]) -> 
         return
     now = _parameters(original)
     if known is None:
-        yield finding("warning", "is not in the lock: write it with --write-lock")
+        yield finding("warning", "is not in the lock: write it with --update-lock")
     taken = _parameters(replacement)
     dropped = _dropped(patch, now, taken, known)
     # What was dropped when the lock was written was accepted with it (a registry that is not ours).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import PatchError
-from .engine import applied
+from .engine import Activity, applied
 from .none import NoPatches
 from .patch import LOADED, Patch, Source
 from .rewriting import has_rewriting, rewritten
@@ -27,6 +28,9 @@ class PatchList(NoPatches):
         Where the patches come from, in order; of two with the same name the first counts.
     only:
         Names of the patches that are applied, ``None``: all.
+    used:
+        By target, names of the patches that were called so far, or whose calls cannot be counted (a context
+        manager, a constant).
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class PatchList(NoPatches):
         self.sources = tuple(sources)
         self.observed_under_itself = observed_under_itself
         self.only = None if only is None else frozenset(only)
+        self.used: dict[str, set[str]] = {}
 
     def patches(self, model: torch.nn.Module | None, target: str) -> list[Patch]:
         """The patches for `model` on the way to `target`; ``None``: every one, whatever model it is for.
@@ -64,20 +69,23 @@ class PatchList(NoPatches):
             raise PatchError(f"patch mode {self.name} has no patch {unknown[0]!r}{hint}")
         return [patch for name, patch in found.items() if name in self.only]
 
-    def subset(self, names: Iterable[str]) -> PatchList:
-        """The mode with the patches called `names` only."""
-        part = PatchList(
-            self.name, self.sources, observed_under_itself=self.observed_under_itself, only=names
-        )
-        part.before_convert = self.before_convert  # type: ignore[method-assign]
-        part.after_convert = self.after_convert  # type: ignore[method-assign]
+    def subset(self, names: Iterable[str], name: str | None = None) -> PatchList:
+        """The mode with the patches called `names` only, under its own name or another one."""
+        part = copy.copy(self)
+        part.only, part.used = frozenset(names), {}
+        part.name = name or self.name
         return part
 
     @contextlib.contextmanager
     def apply(self, model: torch.nn.Module | None, target: str) -> Iterator[Any]:
         """Put the patches in place; the block is given their `Activity`."""
-        with applied(self.patches(model, target), None if model is LOADED else model) as activity:
-            yield activity
+        activity = Activity()
+        try:
+            with applied(self.patches(model, target), None if model is LOADED else model) as activity:
+                yield activity
+        finally:
+            used = {name for name in activity.patches if activity.calls.get(name, 1)}
+            self.used.setdefault(target, set()).update(used)
 
 
 def _rewrite_source(model: Any, target: str) -> list[Patch]:

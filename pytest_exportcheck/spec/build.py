@@ -156,6 +156,17 @@ def _from_factory(spec: ModelSpec) -> torch.nn.Module:
     model = call_user(function, ref, spec.folder, **spec.model.kwargs)
     if not isinstance(model, torch.nn.Module):
         raise UserCodeError(f"{ref} returned a {type(model).__name__}, not a torch.nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise UserCodeError(
+            f"{ref} returned a {type(model).__name__}: TorchScript can neither be observed nor captured by "
+            "torch.export, return the Python module that it was made from"
+        )
+    lazy = [name for name, parameter in model.named_parameters() if torch.nn.parameter.is_lazy(parameter)]
+    if lazy:
+        raise UserCodeError(
+            f"{ref} returned a model whose {lazy[0]} has no shape yet: call it once before it is returned, "
+            "so that its weights depend on the seed of the spec alone"
+        )
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -90,3 +91,31 @@ def test_what_an_import_registers_stays() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_command_says_who_registered_what(tmp_path: Path) -> None:
+    """A mode of the user's is imported first, and whatever it registers is shown."""
+    (tmp_path / "mine.py").write_text(
+        "from transformers.integrations.executorch import register_dynamic_cache_export_support\n"
+        "register_dynamic_cache_export_support()\n"
+        "patches = {'torch.nn.functional.mish': lambda input: input}\n"
+    )
+    command = [sys.executable, "-m", "pytest_exportcheck.cli", "patches", "--pytrees"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *more], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+
+    plain = run()
+    assert plain.returncode == 0, plain.stderr
+    assert "DynamicCache" not in plain.stdout
+    assert ", 0 in a layout with which ONNX exports fail; " in plain.stderr
+    broken = run("--mode", "mine.py:patches")
+    assert broken.returncode == 1, broken.stderr
+    assert (
+        "transformers.cache_utils.DynamicCache by transformers.integrations.executorch: a list of keys and a "
+        "list of values, with which ONNX exports fail" in broken.stdout
+    )
+    assert ", 1 in a layout with which ONNX exports fail; " in broken.stderr

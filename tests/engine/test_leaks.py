@@ -80,6 +80,25 @@ def test_a_pytree_node_and_an_attention_function(model: torch.nn.Module) -> None
     assert difference(before) == []
 
 
+def test_a_class_of_a_module_imported_meanwhile_is_no_leak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outputs of models of transformers are registered where they are defined."""
+    (tmp_path / "registers_on_import.py").write_text(
+        "from torch.utils import _pytree\n\n\nclass Output:\n    pass\n\n\n"
+        "_pytree._private_register_pytree_node(\n"
+        "    Output, lambda x: ([], None), lambda leaves, context: Output()\n)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = snapshot()
+    import registers_on_import  # type: ignore[import-not-found]
+
+    try:
+        assert difference(before) == []
+    finally:
+        _pytree._deregister_pytree_node(registers_on_import.Output)
+
+
 _LLAMA = """
 import transformers as T
 

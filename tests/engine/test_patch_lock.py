@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -160,5 +162,61 @@ def test_a_mode_of_the_users(
     assert Path("patches.lock.json").is_file()
     assert main(["patches", "--mode", "mine.py:patches", "--lint"]) == 0
     assert main(["patches", "--mode", "mine.py:gone"]) == 2
+    Path("lib").mkdir()
+    Path("mine.py").rename("lib/mine.py")
+    assert main(["patches", "--mode", "lib/mine.py:patches", "--update-lock"]) == 0
+    assert Path("lib/patches.lock.json").is_file()
+    assert main(["patches", "--mode", "lib/mine.py:patches", "--update-lock", "--lock", "other.json"]) == 0
+    assert read_lock(Path("other.json"))["modes"] == read_lock(Path("lib/patches.lock.json"))["modes"]
     assert main(["patches", "--mode", "hff"]) == 2
     assert "did you mean 'hf'" in capsys.readouterr().err
+
+
+_MINE = """
+import target
+from pytest_exportcheck import Patch
+
+patches = [
+    Patch("target.attend", lambda x, scale: x * scale),
+    Patch("target.gone", lambda x: x),
+    Patch("target.grown", lambda x, **kwargs: x),
+]
+"""
+_TARGET = "def attend(x, scale):\n    return x * scale\n\n\ndef grown(x):\n    return x\n"
+
+
+def test_what_drifted_since_the_lock_of_a_users_mode(tmp_path: Path) -> None:
+    """Written with one version of a package, read with another: a process each."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "pytest_exportcheck.cli", "patches", "--mode", "mine.py:patches"]
+        path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+        done = subprocess.run(
+            [*command, *arguments], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    (tmp_path / "mine.py").write_text(_MINE)
+    (tmp_path / "target.py").write_text(_TARGET + "\n\ndef gone(x):\n    return x\n")
+    assert run("--update-lock")[0] == 0
+    assert run("--lint") == (0, "", "3 patches, 0 errors, 0 warnings\n")
+    (tmp_path / "target.py").write_text(
+        _TARGET.replace("x * scale", "scale * x").replace("grown(x)", "grown(x, bias=None)")
+    )
+    status, out, err = run("--lint")
+    assert status == 1
+    assert "error: mine.py:patches: target.gone: the target has no 'gone': it was removed or renamed" in out
+    assert (
+        "error: mine.py:patches: target.grown: the replacement does not take bias, which the target has"
+        in out
+    )
+    assert "warning: mine.py:patches: target.attend: the target is another text than when the lock" in out
+    assert "    -    return x * scale\n    +    return scale * x\n" in out
+    assert "3 patches, 2 errors, 2 warnings" in err
+    assert "mine.py:patches: not written, the target is gone: target.gone" in run("--update-lock")[2]
+
+
+def test_all_is_linted_as_what_it_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["patches", "--lint", "--mode", "all"]) == 0
+    assert capsys.readouterr().out == ""

@@ -134,6 +134,29 @@ def test_hf_has_its_patches_before_anything_else_was_imported() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+def test_hf_takes_owners_as_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers 5.20 registers them; as paths they would name nothing, and the mode patch nothing."""
+    (registry,) = _internals("_PATCHES")
+    owners = [
+        (torch, "sin", lambda original: torch.cos),
+        (torch.nn.Linear, "forward", lambda original: lambda self, x: x),
+    ]
+    monkeypatch.setitem(registry, "dynamo", owners)
+    layer = torch.nn.Linear(2, 3)
+    with HfPatches().apply(None, "eager") as activity:
+        assert torch.sin(torch.zeros(1)).item() == 1.0
+        assert layer(torch.ones(1, 2)).shape == (1, 2)
+        assert not activity.resting
+    assert list(activity.called()) == [
+        "dynamo:torch.sin",
+        "dynamo:torch.nn.modules.linear.Linear.forward",
+    ]
+    assert layer(torch.ones(1, 2)).shape == (1, 3)
+    monkeypatch.setitem(registry, "dynamo", [(3, "sin", None)])
+    with pytest.raises(PatchError, match="registers a patch of 3, neither a path, a module nor a class"):
+        HfPatches().patches(None, "eager")
+
+
 def test_none_changes_nothing(model: torch.nn.Module) -> None:
     mode = load_patch_mode("none")
     assert isinstance(mode, PatchMode)

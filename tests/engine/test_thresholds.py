@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -245,6 +246,12 @@ def test_what_is_not_tried_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_for(lambda s: s["n"] > 32, not_tried=True) == []
     monkeypatch.setattr(thresholds, "MAX_SIZES", 0)
     assert "more than 0" in str(found_for(lambda s: s["n"] > 32, not_tried=True)[0])
+
+
+def test_what_cannot_be_evaluated_is_listed_and_breaks_no_case() -> None:
+    for unknown in (lambda s: math.unknown(s["n"]) > 3, lambda s: None):  # type: ignore[attr-defined]
+        assert "cannot be evaluated: it" in str(found_for(unknown, not_tried=True)[0])
+        assert found_for(unknown) == []
 
 
 def test_only_branches_that_are_not_about_0_and_1_explain_a_failure() -> None:

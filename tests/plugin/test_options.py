@@ -57,6 +57,7 @@ def test_unknown_names_are_usage_errors(project):
 def test_options_that_need_the_flag(project):
     project.spec("a")
     usage_error(project.run("--update-shapes", flag=False), "--update-shapes needs --exportcheck: *")
+    usage_error(project.run("--ablate-patches", flag=False), "--ablate-patches needs --exportcheck: *")
     usage_error(
         project.run("--prune-shapes", "--exporter=x", flag=False), "--prune-shapes, --exporter needs *"
     )

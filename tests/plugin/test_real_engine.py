@@ -62,3 +62,45 @@ def test_from_first_golden_to_verdicts(real):
     ]
     passed = real.report()[-1]
     assert {"export", "run", "compare", "resize"} <= set(passed["durations"])
+
+
+CACHED = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def build():
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=99, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+    ))
+
+
+def calls():
+    return [((), {"input_ids": torch.randint(5, 90, size)}) for size in ((2, 4), (3, 9))]
+"""
+
+
+def test_a_foreign_layout_is_said_before_the_export(pytester):
+    """As somebody else's import leaves it: without us, no ONNX export of a cached model works any more."""
+    project = Project(pytester)
+    project.in_process = False
+    pytester.makeconftest(
+        "from transformers.integrations.executorch import register_dynamic_cache_export_support\n"
+        "register_dynamic_cache_export_support()\n"
+    )
+    path = project.spec("cached", exporters=("onnx-dynamo",), accepted=False)
+    path.write_text(
+        'exportcheck: 1\nmodel: {factory: "cached.py:build"}\nobserve: {calls: "cached.py:calls"}\n'
+        "matrix: {exporters: [onnx-dynamo]}\n"
+    )
+    (pytester.path / "specs" / "cached.py").write_text(CACHED)
+    result = project.run("-k", "test_export")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "*FlatteningWarning: DynamicCache was registered as a pytree node by *in "
+            "transformers.integrations.executorch (a list of keys and a list of values); its layout is *"
+            "exports of your own fail with it: call torch.onnx.export inside register_flattening_functions()*"
+        ]
+    )
