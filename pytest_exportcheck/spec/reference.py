@@ -12,10 +12,10 @@ __all__ = ["reference_text"]
 
 _HEAD = """# Reference of the spec format
 
-Every key of a spec file, its type, its default and its meaning. Generated from the JSON Schema that also serves editors
-([spec.schema.json](spec.schema.json)); do not edit: `python -m pytest_exportcheck.spec.reference > docs/spec.reference.md`.
-[specs.md](specs.md) explains the format with examples. A key that is not listed is an error, except below keys whose type
-is "mapping of anything".
+Every key of a spec file, its type, its default and its meaning. Generated from the JSON Schema that also
+serves editors ([spec.schema.json](spec.schema.json)); do not edit:
+`python -m pytest_exportcheck.spec.reference > docs/spec.reference.md`. [specs.md](specs.md) explains the
+format with examples. A key that is not listed is an error, except below keys whose type is "mapping of anything".
 """
 
 #: Heading and place in the file of each section of the schema, in the order of the page.
@@ -31,7 +31,13 @@ _PLACES = {
     "When": "`expect[].when`",
 }
 
-_WORDS = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "null"}
+_WORDS = {
+    "string": "text",
+    "integer": "integer",
+    "number": "number",
+    "boolean": "true or false",
+    "null": "null",
+}
 
 
 def reference_text() -> str:
@@ -87,20 +93,21 @@ def _calls(field: Mapping[str, Any]) -> Iterator[str]:
             yield f"* {_sentence(each['description'])}"
 
 
-def _type(field: Mapping[str, Any], several: bool = False) -> str:
+def _type(field: Mapping[str, Any]) -> str:
     if "$ref" in field:
         name = field["$ref"].rpartition("/")[2]
         return f"[{name}](#{_anchor(_PLACES[name])})"
     for union in ("anyOf", "oneOf"):
         if union in field:
             branches = [each for each in field[union] if each.get("type") != "null"]
-            return " or ".join(dict.fromkeys(_type(each, several) for each in branches))
+            return " or ".join(dict.fromkeys(_type(each) for each in branches))
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in field:
         return " or ".join(f"`{value}`" for value in field["enum"])
     if field["type"] == "array":
-        return f"list of {_type(field['items'], True)}"
+        items = _type(field["items"])
+        return f"list of ({items})" if " or " in items else f"list of {items}"
     if field["type"] == "object":
         values = field.get("additionalProperties", True)
         if values is True or values == {"type": "object", "additionalProperties": True}:
@@ -110,7 +117,7 @@ def _type(field: Mapping[str, Any], several: bool = False) -> str:
     if str(field.get("description", "")).startswith("A tensor"):
         return "a tensor"
     least = field.get("minimum")
-    return _WORDS[field["type"]] + (f", at least {least}" if least is not None else "")
+    return _WORDS[field["type"]] + (f" >= {least}" if least is not None else "")
 
 
 def _default(field: Mapping[str, Any]) -> str:

@@ -39,7 +39,9 @@ def _pytest_of_validate(arguments: list[str], env: dict[str, str], check: bool) 
     known = dict(os.environ)
     os.environ.update(env)
     try:
-        return SimpleNamespace(returncode=int(pytest.main(["-p", "no:xdist", "--no-confirm", *arguments[3:]])))
+        return SimpleNamespace(
+            returncode=int(pytest.main(["-p", "no:xdist", "--no-confirm", *arguments[3:]]))
+        )
     finally:
         os.environ.clear()
         os.environ.update(known)
