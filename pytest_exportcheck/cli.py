@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -359,11 +359,58 @@ def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
     if output is None:
         click.echo(text, nl=False)
     else:
-        try:
-            output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise _Wrong(f"{output}: {error.strerror or error}") from None
+        _write(output, text)
     return 1 if found.worse else 0
+
+
+@cli.command()
+@click.argument("report", type=_FILE)
+@click.option("-o", "--output", required=True, type=_FILE, help="The page.")
+def html(report: Path, output: Path) -> int:
+    """Make one self-contained page of a JSON REPORT; needs pytest-exportcheck[html]."""
+    from .reports.html import html_page, missing_packages
+
+    missing = missing_packages()
+    if missing:
+        raise _Wrong(f"{' and '.join(missing)} not installed: pip install 'pytest-exportcheck[html]'")
+    _write(output, html_page(_read(report)))
+    return 0
+
+
+@cli.command()
+@click.argument("report", type=_FILE)
+@click.option("-o", "--output", type=_FILE, help="Write to this file instead of the terminal.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="BYTES", help="Leave out what is beyond it.")
+def markdown(report: Path, output: Path | None, limit: int | None) -> int:
+    """Show the matrix and the failures of a JSON REPORT as Markdown, for a pull request."""
+    from .reports.markdown import markdown as as_markdown
+    from .reports.record import sort_key
+
+    text = as_markdown(sorted(_read(report)["cases"], key=sort_key), limit=limit)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+    return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from .reports.read import ReportError, read_report
+
+    try:
+        found = read_report(path)
+    except ReportError as error:
+        raise _Wrong(str(error)) from None
+    return {"environment": found.environment, "cases": found.cases}
+
+
+def _write(path: Path, text: str) -> None:
+    from .goldens import write_atomically
+
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise _Wrong(f"{path}: {error.strerror or error}") from None
 
 
 class _Wrong(click.ClickException):

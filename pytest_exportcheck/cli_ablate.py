@@ -15,7 +15,7 @@ from .pipeline import OWN, SpecRun
 from .plan import export_cases
 from .registry import brings_patches
 from .reports.ablation import as_markdown
-from .reports.json_report import environment, write_json
+from .reports.json_report import environment, report_data, write_data
 from .reports.record import case_fields
 from .spec import ModelSpec, load_spec
 
@@ -53,7 +53,7 @@ def run_ablation(
                 print(f"{case}: {_said(found)}", file=sys.stderr, flush=True)
             run.close()
             if report is not None:
-                write_json(report, environment(sys.argv[1:]), records)
+                write_data(report, report_data(environment(sys.argv[1:]), records))
     if not records:
         print("no case has a patch mode with patches: name one with --mode", file=sys.stderr)
         return 2

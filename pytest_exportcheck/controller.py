@@ -6,7 +6,6 @@ test reports, the only thing of a worker that survives its death.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,14 @@ import pytest
 
 from .goldens import Proposals, obsolete_goldens
 from .reports.ablation import ablation_lines
-from .reports.json_report import environment, package_versions, write_json
-from .reports.markdown import markdown
+from .reports.comparison import as_text
+from .reports.json_report import package_versions
 from .reports.matrix import Matrix, cell_text, counts, is_case
 from .reports.record import sort_key
 from .reports.refusals import refusal_lines
+from .reports.slowest import slowest_lines
 from .reports.terminal import matrix_lines
+from .run_reports import RunReports
 
 if TYPE_CHECKING:
     from .session import Session
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Controller"]
 
 _DURATIONS = "exportcheck/durations"
+_MAXFAIL = "-x/--maxfail"
 _HEADER_PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 
 
@@ -59,7 +61,7 @@ class Controller:
         self.obsolete: list[str] = []
         self.errors: list[str] = []
         self._seconds: dict[str, list[float]] = {}
-        self._report_shown: Path | None = None
+        self._reports = RunReports(session.options, session.config.invocation_params.args)
         self._announced = False
         if session.options.prune and self.partial:
             raise pytest.UsageError(
@@ -92,6 +94,7 @@ class Controller:
         golden = record.get("golden")
         if golden:
             self.proposals.add(golden, f"{record['spec']}[{record['device']}-{record['dtype']}]")
+        self._reports.note(record)
         self.records.append(record)
 
     @pytest.hookimpl(tryfirst=True)
@@ -152,9 +155,23 @@ class Controller:
             self._find_obsolete(session)
         if not interrupted:
             self._remember_durations()
-        self._write_reports()
-        if self.errors and exitstatus == pytest.ExitCode.OK:
+        self._reports.write(self.records, exitstatus, self._left_out(session, exitstatus), self.errors)
+        comparison = self._reports.comparison
+        worse = comparison is not None and comparison.worse
+        # Worse than the baseline is worse than "no tests ran", which it may well be because of.
+        if (self.errors or worse) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _left_out(self, session: pytest.Session, exitstatus: int) -> str | None:
+        """Why cases may be missing from the records, ``None`` if every one ran."""
+        if exitstatus == pytest.ExitCode.INTERRUPTED:
+            return "interrupted"
+        if exitstatus == pytest.ExitCode.INTERNAL_ERROR:
+            return "internal error"
+        stopped = session.shouldstop or session.shouldfail
+        # -x that stopped nothing left nothing out.
+        partial = None if self.partial == _MAXFAIL and not stopped else self.partial
+        return partial or (str(stopped) if stopped else None)
 
     def _find_obsolete(self, session: pytest.Session) -> None:
         root = self._config.rootpath
@@ -196,32 +213,22 @@ class Controller:
         """Spec path -> seconds, from earlier runs."""
         return {spec: float(entry[0]) for spec, entry in self._stored_durations().items()}
 
-    def _write_reports(self) -> None:
-        report = self._session.options.report
-        if report is not None:
-            facts = environment(self._config.invocation_params.args)
-            try:
-                write_json(report, facts, self.records)
-                self._report_shown = report
-            except OSError as error:
-                self.errors.append(f"report {report} not written: {error.strerror or error}")
-        summary = os.environ.get("GITHUB_STEP_SUMMARY")
-        if summary and self.records:
-            try:
-                with open(summary, "a", encoding="utf-8") as file:
-                    file.write(markdown(self.records, self.errors))
-            except OSError as error:
-                self.errors.append(f"GITHUB_STEP_SUMMARY not written: {error.strerror or error}")
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._config.getoption("collectonly"):
             return
-        if not (self.records or self.errors or self.obsolete or self.pruned):
+        comparison = self._reports.comparison
+        if not (self.records or self.errors or self.obsolete or self.pruned or comparison):
             return
         terminal, verbose = terminalreporter, self._config.getoption("verbose")
         for error in self.errors:
             terminal.write_line(f"exportcheck: ERROR {error}", red=True)
         if verbose < -1 or self._config.getoption("no_summary", False):
+            if comparison is not None and comparison.worse:
+                # The exit status must not be a riddle.
+                terminal.write_line(
+                    f"exportcheck: {len(comparison.of('worse'))} worse than {comparison.before}",
+                    red=True,
+                )
             return
         if verbose >= 0:
             terminal.write_sep("=", "exportcheck")
@@ -233,6 +240,9 @@ class Controller:
         if verbose > 0:
             for refusal in refusal_lines(self.records):
                 terminal.write_line(refusal)
+        if verbose >= 0:
+            for slow in slowest_lines(self.records):
+                terminal.write_line(slow)
         terminal.write_line("   ".join(self._totals()))
         for worth in ablation_lines(self.records):
             terminal.write_line(worth)
@@ -245,6 +255,10 @@ class Controller:
                 terminal.write_line(f"{what}: {path}")
         if self._session.options.prune and self.partial:
             terminal.write_line(f"nothing deleted: not a full run ({self.partial})")
+        if comparison is not None:
+            terminal.write_sep("-", "compared with the baseline")
+            for text in as_text(comparison).splitlines():
+                terminal.write_line(text, red=text.startswith("Got worse"))
 
     def _totals(self) -> list[str]:
         cases = [record for record in self.records if is_case(record)]
@@ -256,8 +270,7 @@ class Controller:
         shapes = self._shapes()
         if shapes:
             totals.append(f"shapes: {shapes}")
-        if self._report_shown is not None:
-            totals.append(f"report: {_shown_path(self._report_shown)}")
+        totals += [f"{what}: {_shown_path(path)}" for what, path in self._reports.written.items()]
         return totals or ["no case ran"]
 
     def _shapes(self) -> str:
@@ -290,7 +303,7 @@ def _partial_selection(config: pytest.Config) -> str | None:
         ("deselect", "--deselect"),
         ("lf", "--lf"),
         ("stepwise", "--sw"),
-        ("maxfail", "-x/--maxfail"),
+        ("maxfail", _MAXFAIL),
         ("ignore", "--ignore"),
         ("ignore_glob", "--ignore-glob"),
     ):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .cases import CaseId
 
-__all__ = ["StageMarker", "StageMarkers"]
+__all__ = ["StageMarker", "StageMarkers", "running_in_workers"]
 
 
 @dataclass(frozen=True)
@@ -65,3 +67,19 @@ class StageMarkers:
     def clear(self) -> None:
         """Remove the file: the test ended."""
         self.path.unlink(missing_ok=True)
+
+
+def running_in_workers(directory: Path) -> Iterator[tuple[float, StageMarker]]:
+    """What each worker is doing, and for how many seconds."""
+    try:
+        files = [path for path in directory.iterdir() if path.suffix != ".new"]
+    except OSError:
+        return
+    for path in files:
+        try:
+            seconds = time.time() - path.stat().st_mtime
+        except OSError:
+            continue  # the test has just ended
+        marker = StageMarkers(directory, path.name).read()
+        if marker is not None:
+            yield seconds, marker

@@ -21,7 +21,7 @@ from _pytest._code.code import (
 from .errors import ExportCheckError
 from .reports.record import plain_text
 
-__all__ = ["error_lines", "representation", "reproduce_line", "update_line"]
+__all__ = ["error_lines", "representation", "reproduce_command", "reproduce_line", "update_line"]
 
 
 def representation(
@@ -64,6 +64,11 @@ def update_line(config: pytest.Config, nodeid: str) -> str:
 
 
 def reproduce_line(config: pytest.Config, nodeid: str, before: Sequence[str] = ()) -> str:
+    """The line of a failure with `reproduce_command`."""
+    return f"reproduce:  {reproduce_command(config, nodeid, before)}"
+
+
+def reproduce_command(config: pytest.Config, nodeid: str, before: Sequence[str] = ()) -> str:
     """The command that runs this one test again, after the tests `before`."""
     flag = "--exportcheck " if config.getoption("exportcheck") else ""
     if config.getoption("exportcheck_stage_timeout"):
@@ -73,7 +78,7 @@ def reproduce_line(config: pytest.Config, nodeid: str, before: Sequence[str] = (
     if config.getoption("exportcheck_no_share"):
         flag += "--no-share "
     tests = " ".join(f'"{_from_here(config, each)}"' for each in (*before, nodeid))
-    return f"reproduce:  pytest {flag}{tests}"
+    return f"pytest {flag}{tests}"
 
 
 def _from_here(config: pytest.Config, nodeid: str) -> str:

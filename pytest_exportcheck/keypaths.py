@@ -12,7 +12,7 @@ import ast
 import re
 from typing import Any
 
-__all__ = ["key_text", "split_path", "text_key"]
+__all__ = ["key_text", "root_of", "split_path", "text_key"]
 
 _NUMBER = re.compile(r"-?[0-9]+")
 
@@ -43,6 +43,11 @@ def split_path(path: str) -> list[str]:
         else:
             parts[-1] += char + (next(rest, "") if char == "\\" else "")
     return parts
+
+
+def root_of(path: str) -> str:
+    """The first part of a path: the name of an argument."""
+    return split_path(path)[0] if "\\" in path else path.partition(".")[0]
 
 
 def text_key(part: str) -> Any:

@@ -77,6 +77,24 @@ def add_options(parser: pytest.Parser) -> None:
         help="write one JSON record per case to PATH",
     )
     group.addoption(
+        "--exportcheck-html",
+        dest="exportcheck_html",
+        metavar="PATH",
+        help="write one self-contained page to PATH (needs pytest-exportcheck[html])",
+    )
+    group.addoption(
+        "--exportcheck-markdown",
+        dest="exportcheck_markdown",
+        metavar="PATH",
+        help="write the matrix and the failures as Markdown to PATH",
+    )
+    group.addoption(
+        "--baseline",
+        dest="exportcheck_baseline",
+        metavar="PATH",
+        help="compare with the JSON report of an earlier run: exit status 1 if something got worse",
+    )
+    group.addoption(
         "--exportcheck-artifacts",
         dest="exportcheck_artifacts",
         metavar="DIR",
@@ -118,6 +136,14 @@ def add_options(parser: pytest.Parser) -> None:
     parser.addini("exportcheck_isolate", "true: as --isolate", type="bool", default=False)
     parser.addini("exportcheck_stage_timeout", "default of --stage-timeout")
     parser.addini("exportcheck_report", "default of --exportcheck-report (relative to the rootdir)")
+    parser.addini("exportcheck_html", "default of --exportcheck-html (relative to the rootdir)")
+    parser.addini("exportcheck_markdown", "default of --exportcheck-markdown (relative to the rootdir)")
+    parser.addini(
+        "exportcheck_step_summary",
+        "false: nothing is appended to the job summary of GitHub Actions",
+        type="bool",
+        default=True,
+    )
     parser.addini("exportcheck_artifacts", "default of --exportcheck-artifacts (relative to the rootdir)")
     parser.addini("exportcheck_require_device", "added to --require-device", type="args", default=[])
 
@@ -152,8 +178,10 @@ class Options:
         What the axes are restricted to; empty: everything.
     require_devices:
         Devices whose absence is an error.
-    report, artifacts:
+    report, html, markdown, baseline, artifacts:
         Absolute paths, or ``None``.
+    step_summary:
+        The file of the job summary of GitHub Actions, ``None`` elsewhere and where it is not wanted.
     confirm:
         A case that fails is run again in a fresh process before it is reported.
     isolate:
@@ -176,6 +204,10 @@ class Options:
     require_devices: tuple[str, ...]
     report: Path | None
     artifacts: Path | None
+    html: Path | None = None
+    markdown: Path | None = None
+    baseline: Path | None = None
+    step_summary: Path | None = None
     confirm: bool = True
     isolate: bool = False
     stage_limit: float | None = STAGE_SECONDS
@@ -194,6 +226,8 @@ class Options:
             return Path(config.rootpath, ini) if ini else None
 
         seconds = _stage_timeout(config)
+        baseline = config.getoption("exportcheck_baseline")
+        summary = os.environ.get("GITHUB_STEP_SUMMARY")
         return cls(
             flag=bool(config.getoption("exportcheck")),
             update=bool(config.getoption("exportcheck_update")),
@@ -208,6 +242,10 @@ class Options:
             ),
             report=path("exportcheck_report"),
             artifacts=path("exportcheck_artifacts"),
+            html=path("exportcheck_html"),
+            markdown=path("exportcheck_markdown"),
+            baseline=Path(config.invocation_params.dir, baseline) if baseline else None,
+            step_summary=Path(summary) if summary and config.getini("exportcheck_step_summary") else None,
             confirm=bool(
                 config.getini("exportcheck_confirm") and not config.getoption("exportcheck_no_confirm")
             ),
@@ -235,8 +273,21 @@ class Options:
                 if value not in known and not (kind == "patch mode" and ":" in value):
                     raise pytest.UsageError(unknown_name(kind, value, known))
         self._check_ci()
-        if self.report is not None:
-            self._check_report(self.report)
+        from .reports.html import missing_packages
+
+        for flag, file in (
+            ("--exportcheck-report", self.report),
+            ("--exportcheck-html", self.html),
+            ("--exportcheck-markdown", self.markdown),
+        ):
+            if file is not None:
+                self._check_file(flag, file)
+        missing = missing_packages() if self.html is not None else []
+        if missing:
+            raise pytest.UsageError(
+                f"--exportcheck-html: {' and '.join(missing)} not installed: "
+                "pip install 'pytest-exportcheck[html]'"
+            )
 
     def _check_ci(self) -> None:
         flag = "--update-shapes" if self.update else "--prune-shapes" if self.prune else None
@@ -248,14 +299,14 @@ class Options:
             )
 
     @staticmethod
-    def _check_report(report: Path) -> None:
+    def _check_file(flag: str, file: Path) -> None:
         # Before the run, which may take hours, rather than after it.
-        if report.is_dir():
-            raise pytest.UsageError(f"--exportcheck-report: {report} is a directory")
+        if file.is_dir():
+            raise pytest.UsageError(f"{flag}: {file} is a directory")
         try:
-            report.parent.mkdir(parents=True, exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise pytest.UsageError(f"--exportcheck-report: cannot create {report.parent}: {error}") from None
+            raise pytest.UsageError(f"{flag}: cannot create {file.parent}: {error}") from None
 
 
 def _stage_timeout(config: pytest.Config) -> float | None:

@@ -22,7 +22,7 @@ from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances, compare_leaves
 from .checks.eager import check_eager
 from .checks.equivalence import check_patches
-from .checks.frozen import frozen_axes, frozen_in_onnx, frozen_in_program
+from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
 from .checks.inputs import refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, refuse_unused_rules, tolerances_of
@@ -573,16 +573,12 @@ def _run_case(
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
         record.update(exported.facts)
         if isinstance(exported.program, torch.export.ExportedProgram):
-            _fail_if_frozen(
-                frozen_in_program(exported.program, request.input_paths, graph.shapes, watch.frozen()),
-                ExportError,
-                record,
-            )
-        elif (dims := onnx_input_dims(exported.program)) is not None:
+            dims = program_dims(exported.program, request.input_paths)
+            _fail_if_frozen(dims, graph, watch, ExportError, record)
+        elif (declared := onnx_input_dims(exported.program)) is not None:
             stages("convert")
-            _fail_if_frozen(
-                frozen_in_onnx(dims, exported.input_names, graph.shapes, watch.frozen()), ConvertError, record
-            )
+            dims = onnx_dims(declared, exported.input_names)
+            _fail_if_frozen(dims, graph, watch, ConvertError, record)
         stages("session")
         try:
             session = open_session(exported, observation.device, request.output_paths)
@@ -659,14 +655,21 @@ def _changed(
     return ["eager answers differently after the export"]
 
 
-def _fail_if_frozen(frozen: list[str], error: type[ExportCheckError], record: dict[str, Any]) -> None:
-    record["specialised"] = frozen
+def _fail_if_frozen(
+    dims: Dims,
+    graph: GraphObservation,
+    watch: CaptureWatch,
+    error: type[ExportCheckError],
+    record: dict[str, Any],
+) -> None:
+    record["exported_shapes"] = dims_text(dims)
+    record["specialised"] = frozen = frozen_in_program(dims, graph.shapes, watch.frozen())
     if frozen:
         raise error(f"{len(frozen)} dynamic axes became constants", details=frozen)
 
 
-def facts_of(observation: CheckedObservation) -> Mapping[str, Any]:
-    """What the record of a spec's shapes check says about the observation."""
+def facts_of(observation: CheckedObservation, golden: str | None) -> Mapping[str, Any]:
+    """What the record of a spec's shapes check says about the observation, and about the accepted text."""
     warnings = [warning for graph in observation.graphs.values() for warning in graph.shapes.warnings]
     graphs = [name for name in observation.graphs if name]
     broken = [name for name in observation.failures if name]
@@ -677,4 +680,14 @@ def facts_of(observation: CheckedObservation) -> Mapping[str, Any]:
         "broken": broken,
         "warnings": warnings,
         "shapes": shapes,
+        "accepted": _accepted(golden),
     }
+
+
+def _accepted(golden: str | None) -> dict[str, dict[str, str]] | None:
+    """Graph -> path -> shape; ``None`` where nothing is accepted, or it cannot be read."""
+    try:
+        graphs = parse_golden(golden) if golden is not None else None
+    except GoldenError:
+        return None
+    return None if graphs is None else {name or "": dict(graph.inputs) for name, graph in graphs.items()}

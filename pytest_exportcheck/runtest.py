@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,10 @@ from .errors import (
     error_class,
 )
 from .expectations import Expectation, expectation_for
-from .failures import error_lines, representation, reproduce_line, update_line
+from .failures import error_lines, representation, reproduce_command, reproduce_line, update_line
 from .plugin import session_of
 from .reports.artifacts import keep_artifacts
-from .reports.record import case_record, to_plain
+from .reports.record import DEVICE_NAME, case_record, to_plain
 from .session import RunningCase
 
 if TYPE_CHECKING:
@@ -126,10 +127,46 @@ class CaseRunner:
         verdict = _verdict(report, running, error)
         _rewrite(item, report, running, error, verdict)
         record = case_record(running, verdict, _message(report, error), error)
+        record |= self._more(item, running, error)
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
+        # JUnit writes what the test has at its teardown.
+        item.user_properties.append(("exportcheck_verdict", verdict))
         if verdict.split()[0] in ("fail", "xpass", "crash", "timeout"):
             keep_artifacts(self._session.options.artifacts, report, running)
         return report
+
+    def _more(
+        self, item: pytest.Item, running: RunningCase, error: BaseException | None
+    ) -> dict[str, object]:
+        """What only the pytest side knows: how to run the case again, what was expected, on what it ran."""
+        history = running.record.get("history") or {}
+        more: dict[str, object] = {
+            "seed": running.planned.spec.model.seed,
+            "reproduce": reproduce_command(item.config, item.nodeid, _named(history.get("before", []))),
+        }
+        if isinstance(error, ExportCheckError) and error.details:
+            more["details"] = [line for detail in error.details for line in detail.splitlines()]
+        expected = item.stash.get(_EXPECTED, None)
+        if expected is not None:
+            more["expected"] = {
+                "stage": expected.stage,
+                "reason": expected.reason,
+                "line": expected.line,
+            }
+        if running.planned.case.device != "cpu" and (name := _device_name()) is not None:
+            more[DEVICE_NAME] = name
+        return more
+
+
+def _device_name() -> str | None:
+    """The GPU of this process, ``None`` without one."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return str(cuda.get_device_name()) if cuda is not None and cuda.is_available() else None
+
+
+def _named(before: list[str]) -> list[str]:
+    """The tests to run before one that depends on them: their files, where there are many."""
+    return before if len(before) <= _MANY_TESTS else list(dict.fromkeys(id.split("::")[0] for id in before))
 
 
 def _quiet_torch_trace() -> None:
@@ -218,9 +255,7 @@ def _rewrite(
     if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
         lines.append(update_line(item.config, report.nodeid))
     before = running.record["history"]["before"] if isinstance(error, HistoryError) else []
-    if len(before) > _MANY_TESTS:
-        before = list(dict.fromkeys(nodeid.split("::")[0] for nodeid in before))
-    lines.append(reproduce_line(item.config, report.nodeid, before))
+    lines.append(reproduce_line(item.config, report.nodeid, _named(before)))
     traceback = report.longrepr if item.config.getoption("verbose", 0) >= 2 else None
     kind = type(error).__name__
     report.longrepr = representation(running.file, running.line, kind, lines, traceback, one_line)

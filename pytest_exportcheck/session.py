@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .crashes import StageMarker, StageMarkers
+from .crashes import StageMarker, StageMarkers, running_in_workers
 from .errors import SpecError
 from .options import DEVICES, DTYPES, Options
 from .plan import OWN_PATCHES, PlannedCase, export_cases, marker, shape_cases
@@ -71,6 +72,12 @@ class RunningCase:
         self._leave()
         return self._durations
 
+    @property
+    def stage_seconds(self) -> float:
+        """How long the stage has been running."""
+        entered = self._entered
+        return 0.0 if entered is None else time.perf_counter() - entered[1]
+
     def _leave(self) -> None:
         if self._entered is None:
             return
@@ -94,6 +101,8 @@ class Session:
         The case that runs now.
     markers:
         Where this worker leaves its stage markers, ``None`` without xdist.
+    stages_of_workers:
+        In the controller of workers: the folder of their stage markers.
     remembered:
         Spec path -> seconds of an earlier run, the same in every worker.
     judged:
@@ -111,6 +120,7 @@ class Session:
         self.worker: int | None = None
         self.judged: list[str] = []
         self.confirmations: dict[tuple[str | None, ...], Confirmation] = {}
+        self.stages_of_workers: Path | None = None
         self._fresh: FreshProcesses | None = None
         self.note_environment()
         self.exporters = exporter_names()
@@ -132,6 +142,11 @@ class Session:
             self._fresh = FreshProcesses(self.config, self._environment, self._path)
             self.config.add_cleanup(self._fresh.close)
         return self._fresh
+
+    def long_stages(self, least: float) -> list[tuple[float, str, str]]:
+        """(seconds, stage, case) of what has been running for `least` seconds, here or in workers."""
+        found = [entry for entry in _running_stages(self) if entry[0] >= least]
+        return sorted(found, reverse=True)
 
     def spec(self, path: Path) -> ModelSpec:
         """The spec at `path`, read once per process. Raises `SpecError` with every problem of the file."""
@@ -192,6 +207,14 @@ class Session:
         return None
 
 
+def _running_stages(session: Session) -> Iterator[tuple[float, str, str]]:
+    if session.running is not None:
+        yield session.running.stage_seconds, session.running.stage, str(session.running.planned.case)
+    if session.stages_of_workers is not None:
+        for seconds, marker_of in running_in_workers(session.stages_of_workers):
+            yield seconds, marker_of.stage, str(marker_of.case)
+
+
 def register_added(config: pytest.Config) -> None:
     """Register the exporters and patch modes that hooks add, until the end of the run."""
     for registry, hook in (
@@ -224,8 +247,12 @@ def start(config: pytest.Config) -> Session:
     manager.register(runtest.CaseRunner(session), "exportcheck-runner")
     if workerinput is None:
         from .controller import Controller
+        from .progress import Progress
+        from .signals import interrupt_on_sigterm
 
         controller = Controller(session)
+        interrupt_on_sigterm(config)
+        manager.register(Progress(session), "exportcheck-progress")
         manager.register(controller, "exportcheck-controller")
         if manager.hasplugin("xdist") and config.getoption("tx", None):
             from .xdist_support import ControllerSide

@@ -8,9 +8,12 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["OneLossLoadScope"]
 
+#: A worker with fewer pending tests runs none of them.
+_HELD = 2
+
 
 class OneLossLoadScope(LoadScopeScheduling):  # type: ignore[misc]
-    """xdist's `loadscope` that survives the death of workers. Two things of xdist 3.8 are put right:
+    """xdist's `loadscope` that survives the death of workers. Three things of xdist 3.8 are put right:
 
     * `remove_node` reports the first pending test of the dead worker as crashed, and then hands out its whole
       scope again with that test still pending: the test kills one replacement after the other until
@@ -18,6 +21,8 @@ class OneLossLoadScope(LoadScopeScheduling):  # type: ignore[misc]
       takes the test off the queue, and so does this.
     * `_reschedule` gives work to a replacement that has not collected yet, a `KeyError` that ends the run,
       when two workers die shortly one after the other.
+    * A worker keeps its last test until it has another or is told to end. A replacement that is given the one
+      test that is left of a scope would wait for ever, as only a test that ends gives out more.
     """
 
     def remove_node(self, node: Any) -> Any:
@@ -40,5 +45,8 @@ class OneLossLoadScope(LoadScopeScheduling):  # type: ignore[misc]
         return nodeid
 
     def _reschedule(self, node: Any) -> None:
-        if node in self.registered_collections:
+        if node not in self.registered_collections:
+            return
+        super()._reschedule(node)
+        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < _HELD:
             super()._reschedule(node)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .crashes import StageMarkers
-from .failures import representation, reproduce_line
+from .failures import representation, reproduce_command, reproduce_line
 from .reports.record import case_fields, to_plain
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class ControllerSide:
         self._session = session
         self._controller = controller
         self._directory = Path(tempfile.mkdtemp(prefix="exportcheck-stages-"))
+        session.stages_of_workers = self._directory
         # Fixed now: a worker that replaces a dead one must order its tests as the others did.
         self._remembered = controller.remembered()
 
@@ -103,6 +104,7 @@ class ControllerSide:
             "stage": marker.stage,
             "durations": {},
             "message": message,
+            "reproduce": reproduce_command(self._session.config, crashitem),
         }
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
 

@@ -9,7 +9,10 @@ import torch
 
 from ..observe import GraphShapes, TensorLeaf
 
-__all__ = ["frozen_axes", "frozen_in_onnx", "frozen_in_program"]
+__all__ = ["Dims", "dims_text", "frozen_axes", "frozen_in_program", "onnx_dims", "program_dims"]
+
+#: Path of an input -> a size, or a symbol, for each axis.
+Dims = Mapping[str, Sequence[Any]]
 
 #: (path, axis) -> the comparison of sizes that made it a constant, and where it stands in the model's code.
 Reasons = Mapping[tuple[str, int], str]
@@ -26,7 +29,8 @@ def frozen_axes(shapes: GraphShapes, reasons: Reasons) -> list[str]:
     return found
 
 
-def _frozen(shapes: GraphShapes, dims: Mapping[str, Sequence[Any]], reasons: Reasons) -> list[str]:
+def frozen_in_program(dims: Dims, shapes: GraphShapes, reasons: Reasons) -> list[str]:
+    """One line per axis that the inputs of a program fix, and that is dynamic in the calls."""
     found = []
     for path, sizes in dims.items():
         leaf = shapes.leaves.get(path)
@@ -42,10 +46,8 @@ def _frozen(shapes: GraphShapes, dims: Mapping[str, Sequence[Any]], reasons: Rea
     return found
 
 
-def frozen_in_program(
-    program: torch.export.ExportedProgram, paths: Sequence[str], shapes: GraphShapes, reasons: Reasons
-) -> list[str]:
-    """One line per axis that the signature of an ExportedProgram fixes."""
+def program_dims(program: torch.export.ExportedProgram, paths: Sequence[str]) -> Dims:
+    """The dims of the inputs of an ExportedProgram; `paths` in the order of its user inputs."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     dims = {}
     for path, name in zip(paths, program.graph_signature.user_inputs, strict=False):
@@ -53,15 +55,17 @@ def frozen_in_program(
         if isinstance(value, torch.Tensor):
             # A size that froze may still be a SymInt, of a constant.
             dims[path] = [int(text) if (text := str(size)).isdigit() else size for size in value.shape]
-    return _frozen(shapes, dims, reasons)
+    return dims
 
 
-def frozen_in_onnx(
-    dims_by_name: Mapping[str, Sequence[Any]],
-    input_names: Mapping[str, str],
-    shapes: GraphShapes,
-    reasons: Reasons,
-) -> list[str]:
-    """One line per axis that the inputs of an ONNX model fix."""
-    dims = {path: dims_by_name[name] for path, name in input_names.items() if name in dims_by_name}
-    return _frozen(shapes, dims, reasons)
+def onnx_dims(dims_by_name: Mapping[str, Sequence[Any]], input_names: Mapping[str, str]) -> Dims:
+    """The dims of the inputs of an ONNX model, by the paths of `input_names`."""
+    return {path: dims_by_name[name] for path, name in input_names.items() if name in dims_by_name}
+
+
+def dims_text(dims: Dims) -> dict[str, str]:
+    """For the record: ``[batch, 4]``, with ``?`` for an axis that the program says nothing of."""
+    return {
+        path: f"[{', '.join('?' if size is None else str(size) for size in sizes)}]"
+        for path, sizes in dims.items()
+    }

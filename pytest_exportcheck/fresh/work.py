@@ -45,7 +45,7 @@ def perform(
             return
         observation = run().observe(work.case.device, work.case.dtype, enter=entered)
         entered("shapes")
-        record.update(facts_of(observation))
+        record.update(facts_of(observation, work.golden))
         record["golden_exists"] = work.golden is not None
         try:
             check_shapes(observation, work.golden, work.golden_name)

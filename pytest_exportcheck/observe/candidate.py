@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class InputCandidate:
         self._known: tuple[str, ...] = ()
         self._aligned: Sequence[str] | None = None
         self._copies = False
+        #: A name of the record -> what the caller wrote.
+        self._spelled: Callable[[str], str] = str
 
     @classmethod
     def _recorded(
@@ -51,10 +53,11 @@ class InputCandidate:
         cst_kwargs: dict[str, Any],
         names: tuple[str, ...],
         aligned: Sequence[str] | None,
+        spelled: Callable[[str], str],
     ) -> InputCandidate:
         """Of a record: every access gives copies, since the record must stay as it is."""
-        made = cls(args, kwargs, False, cst_kwargs)
-        made._known, made._aligned, made._copies = names, aligned, True
+        made = cls(args, kwargs, False, {spelled(name): value for name, value in cst_kwargs.items()})
+        made._known, made._aligned, made._copies, made._spelled = names, aligned, True, spelled
         return made
 
     def _give(self, value: Any) -> Any:
@@ -73,7 +76,7 @@ class InputCandidate:
     def kwargs(self) -> dict[str, Any]:
         """Keyword arguments, without the constants."""
         given: dict[str, Any] = self._give(self._kwargs)
-        return given
+        return {self._spelled(name): value for name, value in given.items()}
 
     @property
     def _names(self) -> Sequence[str]:

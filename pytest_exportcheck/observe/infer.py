@@ -10,12 +10,15 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..errors import ObserveError
+from ..keypaths import root_of
 from ..pytrees import flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
+from ..pytrees.cloning import Unkept
 from ..pytrees.paths import render_path, same_constant
 from ..spec.names import suggest
 from .records import RecordedCall
 from .shapes import ConstantLeaf, GraphShapes, TensorLeaf, ValueIfMissing
+from .structure import differing_contexts
 from .symbols import Axis, name_axes
 
 __all__ = [
@@ -34,10 +37,6 @@ _REQUIRED = object()
 
 class ConstantsDiffer(ObserveError):
     """A constant argument has several values: one graph has one."""
-
-
-def _root(path: str) -> str:
-    return path.split(".", 1)[0]
 
 
 def container_name(value: Any) -> str | None:
@@ -82,7 +81,8 @@ def _call_text(indices: Sequence[int]) -> str:
 def _check_constant(path: str, values: dict[int, Any]) -> Any:
     """The value that all calls agree on; `ObserveError` names argument, calls and values otherwise."""
     groups: list[tuple[Any, list[int]]] = []
-    for index, value in values.items():
+    # Of those that mean the same, the value itself rather than what stands for it.
+    for index, value in sorted(values.items(), key=lambda item: isinstance(item[1], Unkept)):
         for known, indices in groups:
             if same_constant(known, value):
                 indices.append(index)
@@ -219,7 +219,7 @@ def _infer(
             if path not in paths and (values[call.index][path] is not None or says_none):
                 if isinstance(values[call.index][path], torch.Tensor):
                     raise ObserveError(
-                        f"argument {_root(path)} has a different structure in {_call_text([call.index])}: "
+                        f"argument {root_of(path)} has a different structure in {_call_text([call.index])}: "
                         f"it holds {path}, other calls do not"
                     )
                 paths[path] = None
@@ -263,7 +263,7 @@ def _infer(
             is_default = path in defaults and same_constant(constants[path], defaults[path])
             # A `None` inside a container is a leaf of it, and counts where shapes are handed out leaf by
             # leaf; one in the place of another default is a constant like any other.
-            says = constants[path] is not None or path != _root(path) or defaults.get(path) is not None
+            says = constants[path] is not None or path != root_of(path) or defaults.get(path) is not None
             if not is_default and says:
                 leaves_out[path] = ConstantLeaf(path, constants[path])
             continue
@@ -278,6 +278,8 @@ def _infer(
         template=template,
     )
     shapes.limits = _limits(shapes)
+    for root in template:
+        shapes.warnings += differing_contexts(root, {call.index: call.arguments.get(root) for call in calls})
     if len(calls) == 1:
         shapes.warnings.append("only one call was observed: an axis can be dynamic only through batch_dims")
     return shapes
@@ -330,14 +332,16 @@ def _axes(
         for axis in range(rank):
             sizes: dict[int, int | None] = {i: tensor.shape[axis] for i, tensor in seen.items()}
             distinct = set(sizes.values())
-            is_batch = axis == 0 and (batch is True or (not isinstance(batch, bool) and _root(path) in batch))
+            is_batch = axis == 0 and (
+                batch is True or (not isinstance(batch, bool) and root_of(path) in batch)
+            )
             for call in calls:
                 if call.index in sizes:
                     continue
                 # An empty cache: as many leaves as in later calls, of length 0 (axis 2 of keys and values).
                 # States of linear attention have no length.
                 is_length = path.endswith((".keys", ".values")) and rank == 4
-                empty = is_length and is_cache(call.arguments.get(_root(path)))
+                empty = is_length and is_cache(call.arguments.get(root_of(path)))
                 sizes[call.index] = 0 if empty and axis == 2 else None
                 if empty and axis == 2:
                     distinct.add(0)
@@ -401,7 +405,9 @@ def _limits(shapes: GraphShapes) -> dict[str, int]:
         for name in ("self_attention_cache", "cross_attention_cache"):
             if hasattr(value, name):
                 visit(getattr(value, name), f"{path}.{name}")
-        for index, layer in enumerate(getattr(value, "layers", None) or ()):
+        layers = getattr(value, "layers", None)
+        # A constant may have a number there.
+        for index, layer in enumerate(layers if isinstance(layers, (list, tuple)) else ()):
             window = getattr(layer, "sliding_window", None)
             leaf = shapes.leaves.get(f"{path}.layers.{index}.keys")
             if isinstance(window, int) and isinstance(leaf, TensorLeaf) and len(leaf.dims) == 4:

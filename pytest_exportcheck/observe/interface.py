@@ -16,9 +16,10 @@ import torch
 from torch.utils import _pytree
 
 from ..errors import ObserveError
+from ..keypaths import root_of
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
-from ..pytrees.cloning import blank
+from ..pytrees.cloning import Unkept, blank
 from ..pytrees.paths import same_constant
 from .dynamic import dynamic_shapes_for
 from .infer import ConstantsDiffer, infer_shapes
@@ -27,7 +28,7 @@ from .records import InputObserverInfo, ObserverWarning, RecordedCall, with_defa
 from .resize import choose_example
 from .shapes import ConstantLeaf, GraphShapes, TensorLeaf
 from .signature import CallSignature
-from .structure import InferenceError, check_structure
+from .structure import InferenceError, check_structure, differing_contexts
 
 __all__ = ["InferenceError", "Interface", "infer_interface"]
 
@@ -55,6 +56,10 @@ class Interface:
         Whether every argument was always passed by position.
     stand_ins:
         Value of an argument where a call lacks it, by name.
+    calls:
+        Those whose values were kept.
+    doubts:
+        What a program may refuse, as sentences.
     """
 
     signature: CallSignature
@@ -63,6 +68,7 @@ class Interface:
     positional: bool
     stand_ins: Mapping[str, Any]
     calls: list[RecordedCall]
+    doubts: Sequence[str] = ()
 
     def tensor_paths(self) -> list[str]:
         """Paths of the tensors, in the order of `template`."""
@@ -98,7 +104,7 @@ class Interface:
             if name in variadic:
                 nested.setdefault(str(self.signature.var_positional), [])
             elif name in extra:
-                nested.setdefault(str(self.signature.var_keyword), {})[name] = shape
+                nested.setdefault(str(self.signature.var_keyword), {})[self.signature.spelled(name)] = shape
             else:
                 nested[name] = shape
         if variadic:
@@ -117,7 +123,7 @@ class Interface:
         return min(self.calls, key=lambda call: len(self._missing(call)))
 
     def _missing(self, call: RecordedCall) -> list[str]:
-        return [p for p in self._lacking(call) if _root(p) not in self.stand_ins]
+        return [p for p in self._lacking(call) if root_of(p) not in self.stand_ins]
 
     def _lacking(self, call: RecordedCall) -> list[str]:
         have = call.shapes().leaves()
@@ -163,7 +169,7 @@ class Interface:
             order = {name: place for place, name in enumerate([*self.signature.names, *completed, *more])}
             completed = dict(sorted({**completed, **more}.items(), key=lambda item: order[item[0]]))
         unsafe = [
-            path for path in made if "cross_attention_cache" in path or not is_cache(given.get(_root(path)))
+            path for path in made if "cross_attention_cache" in path or not is_cache(given.get(root_of(path)))
         ]
         if unsafe:
             warn(
@@ -229,10 +235,10 @@ class Interface:
             It is neither, or the signature has no such argument.
         """
         if isinstance(given, Mapping):
-            check_names(given, self.signature, self.template)
             named = {argument_named(self.signature, key): value for key, value in given.items()}
             if len(named) < len(given):
-                raise ValueError(f"an input is given twice, by name and by position: {list(given)}")
+                raise ValueError(f"an input is given twice: {list(given)}")
+            check_names(named, self.signature, self.template)
             return named
         if isinstance(given, tuple):
             names = self.signature.positions(len(given))
@@ -285,7 +291,7 @@ class Interface:
     def notes(self) -> list[str]:
         """Why the shapes may not be what a person expects."""
         tensors = self.shapes.tensors()
-        found = []
+        found = [*self.doubts]
         if tensors and not any(leaf.dynamic for leaf in tensors):
             count = len(self.shapes.sizes)
             why = "only one call was observed" if count == 1 else f"no size differs between {count} calls"
@@ -306,7 +312,7 @@ class Interface:
                 )
         for leaf in self.shapes.leaves.values():
             if isinstance(leaf, ConstantLeaf) and not is_constant(leaf.value):
-                kind = type(leaf.value)
+                kind = leaf.value.kind if isinstance(leaf.value, Unkept) else type(leaf.value)
                 found.append(
                     f"argument {leaf.path} is a {kind.__module__}.{kind.__qualname__}: torch.export takes no "
                     "such input; register it with register_class_flattening, or bake it into the model"
@@ -317,10 +323,6 @@ class Interface:
 def _shown(items: Sequence[str], most: int = 4) -> str:
     text = ", ".join(items[:most])
     return text if len(items) <= most else f"{text} and {len(items) - most} more"
-
-
-def _root(path: str) -> str:
-    return path.split(".", 1)[0]
 
 
 def infer_interface(
@@ -357,7 +359,7 @@ def infer_interface(
         passed = [name for call in [*kept, *extra] for name in call.shapes().arguments]
         check_names(batch_names, signature, [*passed, *removed], strict=False)
     interface = _infer(kept, kept or extra, info, batch_names, stand_ins)
-    by_keyword = {key for key in value_if_missing if isinstance(key, str)}
+    by_keyword = {argument_named(signature, key) for key in value_if_missing if isinstance(key, str)}
     if kept and extra:
         fitting = list(kept)
         for call in extra:
@@ -429,7 +431,12 @@ def _infer(
     except ObserveError as error:
         raise InferenceError(error.message, details=error.details) from error
     template = _template(shapes, signature, defaults, calls, positional)
-    return Interface(signature, shapes, template, positional, stand_ins, kept)
+    doubts = [
+        text
+        for name in template
+        for text in differing_contexts(name, {call.index: call.arguments.get(name) for call in calls})
+    ]
+    return Interface(signature, shapes, template, positional, stand_ins, kept, doubts)
 
 
 def _template(

@@ -73,7 +73,7 @@ def argument_named(signature: CallSignature, key: int | str) -> str:
         There is no such position.
     """
     if isinstance(key, str):
-        return key
+        return signature.known_as(key)
     if isinstance(key, bool) or not isinstance(key, int):
         raise TypeError(f"Unexpected type {type(key)} for {key!r}: a name or a position of an argument")
     names = signature.positions(max(key + 1, 0))
@@ -137,6 +137,8 @@ def _given(
     seen: dict[str, Any] = {}
     for key, labels in dim_names.items():
         name = argument_named(signature, key)
+        if isinstance(key, str) and name not in template:
+            name = key  # a path inside an argument
         if name in seen:
             raise ValueError(f"dim_names names {name} twice, as {seen[name]!r} and as {key!r}")
         seen[name] = key

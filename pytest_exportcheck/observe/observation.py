@@ -167,6 +167,10 @@ def observe(
         for plan in plans if modules else ():
             with _stage_observe(f"{spec.relative}:{plan.line}: the {plan.kind} call {plan.index} raised"):
                 previous = plan.run(model, previous)
+        with warnings.catch_warnings():
+            # What they warn of on leaving is an error of one target here.
+            warnings.simplefilter("ignore", ObserverWarning)
+            watching.close()
     for name, module in modules.items():
         observed = spec.observe.targets[name]
         with _only(observation, observed.graph_names):
@@ -260,7 +264,12 @@ def _recorded(
         )
     if observer.is_empty():
         place = "" if spec.observe.target is None else f"{spec.place(*observed.named)}: "
-        raise ObserveError(f"{place}no call of {text} was recorded: the calls of the spec do not reach it")
+        why = (
+            "an exporter or compiler inside the calls traced it"
+            if info.seen
+            else "the calls of the spec do not reach it"
+        )
+        raise ObserveError(f"{place}no call of {text} was recorded: {why}")
     assert info.signature is not None
     if info.seen > len(info.calls) == observed.store_n_calls:
         what = "" if spec.observe.target is None else f" of {text}"

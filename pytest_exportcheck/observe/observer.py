@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch.utils import _pytree
 
 from ..pytrees import clone_tree, register_flattening_functions
+from .attach import attached, has_forward_hooks
 from .candidate import InputCandidate
 from .interface import InferenceError, Interface, infer_interface, warn
 from .placement import PLACES, Place
-from .probe import Pattern
-from .records import InputObserverInfo, ObserverWarning, RecordedCall, shape_only, structure_of
+from .recorder import Recorder
+from .records import InputObserverInfo, ObserverWarning, RecordedCall
 from .signature import CallSignature
 
 __all__ = [
@@ -30,17 +28,11 @@ __all__ = [
     "RecordedCall",
 ]
 
-#: Shapes of so many calls beyond the limit are kept: news in every call must not make every call slow.
-_MOST_SHAPE_CALLS = 64
 
-
-def _is_tracing(leaves: Collection[Any]) -> bool:
-    # An export or a compilation inside the block calls the method with fake tensors: no observation.
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._get_tracing_state() is not None
-        or any(isinstance(leaf, (torch._subclasses.FakeTensor, torch.SymInt)) for leaf in leaves)
-    )
+_UNREACHED = (
+    "no call reached {} inside the block: another method or module was called, or a compiled or scripted "
+    "module around it, which runs without it; observe what is called"
+)
 
 
 def _innermost(model: torch.nn.Module) -> torch.nn.Module:
@@ -57,12 +49,6 @@ def _innermost(model: torch.nn.Module) -> torch.nn.Module:
 def is_pretrained(model: torch.nn.Module) -> bool:
     """Whether the class is one of transformers, which read flags that a call leaves out from their config."""
     return any(cls.__module__.startswith("transformers.") for cls in type(model).__mro__)
-
-
-def _say(text: str, stacklevel: int) -> None:
-    """Warn in a call of the user's, which must go on where warnings are errors (``-W error``)."""
-    with contextlib.suppress(ObserverWarning):
-        warnings.warn(text, ObserverWarning, stacklevel=stacklevel + 1)
 
 
 def _config_flags(model: torch.nn.Module) -> dict[str, bool]:
@@ -101,9 +87,9 @@ class InputObserver:
             self.value_if_missing = {key: clone_tree(value) for key, value in given}
         self.info = InputObserverInfo()
         self._removed: set[str] = set()
-        self._pattern: Pattern | None = None
-        self._quiet = False  # calls of our own are no observations
-        self._blind = False  # the shapes of a call could not be taken: not tried again
+        self._recorder = Recorder(self.info, self._check_stand_ins)
+        self._open = 0  # blocks
+        self._unreached = ""  # why no call of the latest block was seen
         self._observed: tuple[weakref.ref[torch.nn.Module], str] | None = None
 
     def num_obs(self) -> int:
@@ -129,6 +115,10 @@ class InputObserver:
     ) -> Iterator[InputObserver]:
         """Record calls of ``model.method_name`` made inside the block.
 
+        What such a call calls itself is part of it. Copies of the model made inside the block are plain:
+        their calls are not recorded. Nor are calls that a compiler or exporter traces, and those under
+        ``torch.func.vmap``, of which a warning tells once.
+
         Parameters
         ----------
         store_n_calls:
@@ -145,7 +135,8 @@ class InputObserver:
         Raises
         ------
         ValueError
-            The model has no such method; or `keep` or `store` is none of the above.
+            The model has no such method, or its signature cannot be read; or `keep` or `store` is none of
+            the above.
         RuntimeError
             The observer holds calls of another model or method: they cannot be mixed.
         """
@@ -156,9 +147,10 @@ class InputObserver:
         if not callable(getattr(inner, method_name, None)):
             raise ValueError(f"{type(inner).__name__} does not have a method {method_name!r}")
         observed = (weakref.ref(inner), method_name)
-        if (self.info.calls or self.info.shape_calls) and self._observed != observed:
+        if (self.info.calls or self.info.shape_calls or self._open) and self._observed != observed:
             raise RuntimeError(
-                "this observer holds calls of another model or method: use one observer for each"
+                "this observer holds calls of another model or method, or waits for them: use one observer "
+                "for each"
             )
         self._observed = observed
         self.info.signature = CallSignature.of(getattr(inner, method_name))
@@ -171,157 +163,36 @@ class InputObserver:
             # After `model.compile()` a call does not reach `forward` but through a trace, which is no
             # observation.
             attribute = "_compiled_call_impl"
-        had = attribute in vars(target)
-        original = getattr(target, attribute)
-        seen = self.info.seen
-        setattr(target, attribute, self._wrap(original, store_n_calls, keep, store))
+        info, seen = self.info, self.info.seen
+        observed_method = self._recorder.wrap(getattr(target, attribute), store_n_calls, keep, store)
+        hooked = has_forward_hooks(inner)
+        self._open += 1
         try:
-            with register_flattening_functions(None):
+            with attached(target, attribute, observed_method), register_flattening_functions(None):
                 yield self
         finally:
-            if had:
-                setattr(target, attribute, original)
-            else:
-                # Left on the instance it would shadow every later patch of the class.
-                delattr(target, attribute)
-        if store_n_calls and self.info.seen > seen and self.is_empty() and not self.info.lost:
-            warnings.warn(
-                f"{self.info.seen - seen} calls were made and none was recorded: they raised, or an exporter "
-                "or compiler traced them (observe the compiled module itself)",
-                ObserverWarning,
-                stacklevel=3,
+            self._open -= 1
+        what, made = f"{type(inner).__name__}.{method_name}", info.seen - seen
+        self._unreached = "" if made else _UNREACHED.format(what)
+        hooked = method_name == "forward" and (hooked or has_forward_hooks(inner))
+        for problem in self._problems(what, made, hooked, store_n_calls):
+            warnings.warn(problem, ObserverWarning, stacklevel=3)
+
+    def _problems(self, what: str, made: int, hooked: bool, limit: int) -> Iterator[str]:
+        """Why the calls of a block may not be what was meant."""
+        if self._unreached:
+            yield self._unreached
+        if made and limit and self.is_empty() and not self.info.lost:
+            yield (
+                f"{made} calls were made and none was recorded: they raised, or an exporter or compiler "
+                "traced them (observe the compiled module itself)"
             )
-
-    def _wrap(self, original: Callable[..., Any], limit: int, keep: str, place: str) -> Callable[..., Any]:
-        info = self.info
-
-        @functools.wraps(original)
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            # What follows must not be part of a trace: a strict one refuses it, in the user's own call.
-            if torch.compiler.is_exporting() or self._quiet:
-                return original(*args, **kwargs)
-            number = info.seen
-            info.seen += 1
-            if torch.compiler.is_compiling():
-                return original(*args, **kwargs)
-            if len(info.calls) >= limit and not self._is_news(args, kwargs, keep == "first", number):
-                return original(*args, **kwargs)
-            arguments, problem = self._record_arguments(args, kwargs)
-            if arguments is not None:
-                self._check_stand_ins(args, kwargs, arguments)
-            begin = time.perf_counter()
-            outputs = original(*args, **kwargs)
-            duration = time.perf_counter() - begin
-            if arguments is not None:
-                problem = self._record(arguments, outputs, duration, len(args), limit, place, number)
-            if problem is not None:
-                info.lost += 1
-                _say(f"a call was not recorded: {problem}", 2)
-            return outputs
-
-        return observed
-
-    def _record_arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[dict[str, Any] | None, str | None]:
-        """(copies of the arguments or ``None``, why they could not be copied or ``None``)."""
-        assert self.info.signature is not None
-        try:
-            arguments = self.info.signature.bind(args, kwargs)
-            if _is_tracing(_pytree.tree_leaves(arguments)):
-                return None, None
-            return clone_tree(arguments), None
-        except Exception as error:  # the user's call must not fail because of the recording
-            return None, f"{type(error).__name__}: {error}"
-
-    def _record(
-        self,
-        arguments: dict[str, Any],
-        outputs: Any,
-        duration: float,
-        positional: int,
-        limit: int,
-        place: str,
-        number: int,
-    ) -> str | None:
-        """Keep a call; returns why that was not possible."""
-        calls = self.info.calls
-        try:
-            # Elsewhere the outputs are copied once, on their way there.
-            kept = clone_tree(outputs) if place == "device" else outputs
-            call = RecordedCall(len(calls), arguments, kept, duration, positional, number).placed(place)
-            if self._pattern is not None:
-                self._pattern.absorb_call(arguments)
-            if len(calls) >= limit and not self._make_room(call):
-                return None
-        except Exception as error:  # as above
-            return f"{type(error).__name__}: {error}"
-        call.index = len(calls)
-        calls.append(call)
-        return None
-
-    def _make_room(self, call: RecordedCall) -> bool:
-        """Drop the values of the call that is missed least, `call` among them; its shapes stay.
-
-        Returns
-        -------
-        bool
-            Whether there is room now.
-        """
-        calls = self.info.calls
-        candidates = [*calls, call]
-
-        def without(index: int) -> int:
-            return len(structure_of([*candidates[:index], *candidates[index + 1 :]]))
-
-        # The latest of those that are equally dispensable: the first calls are the documented ones.
-        victim = max(range(len(candidates)), key=lambda index: (without(index), index))
-        dropped = candidates[victim]
-        self.info.shape_calls.append(dropped.shapes())
-        if dropped is call:
-            return False
-        calls.remove(dropped)
-        for index, kept in enumerate(calls):
-            kept.index = index
-        return True
-
-    def _is_news(self, args: tuple[Any, ...], kwargs: dict[str, Any], shapes: bool, number: int) -> bool:
-        """Whether a call beyond the limit has to be recorded whole.
-
-        With `shapes` it never has: what it shows is kept as shapes.
-        """
-        info = self.info
-        assert info.signature is not None
-        if self._blind or len(info.shape_calls) >= _MOST_SHAPE_CALLS:
-            return False
-        try:
-            if self._pattern is not None:
-                if self._pattern.covers(args, kwargs):
-                    return False
-            else:
-                self._pattern = Pattern(info.signature.positions(max(len(args), 32)))
-                for call in [*info.calls, *info.shape_calls]:
-                    self._pattern.absorb_call(call.shapes().arguments)
-                if self._pattern.covers(args, kwargs):
-                    return False
-            arguments = info.signature.bind(args, kwargs)
-            if _is_tracing(_pytree.tree_leaves(arguments)):
-                return False
-            # A name that `bind` renames is known under both from now on.
-            known = self._pattern.covers((), arguments)
-            self._pattern.absorb({n: v for n, v in kwargs.items() if n not in arguments})
-            if known:
-                return False
-            if not shapes:
-                return True
-            call = RecordedCall(0, shape_only(arguments), None, 0.0, len(args), number)
-            info.shape_calls.append(call)
-            self._pattern.absorb_call(arguments)
-        except Exception as error:  # the user's call must not fail because of the recording
-            self._blind = True
-            what = "the shapes of a call beyond the limit were not recorded"
-            _say(f"{what}: {type(error).__name__}: {error}", 3)
-        return False
+        if made and hooked:
+            yield (
+                f"forward hooks run around {what}: what they change is not in the arguments and outputs that "
+                "were recorded, and an exporter puts them into the program; observe a module whose forward "
+                "calls this one"
+            )
 
     def _check_stand_ins(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: dict[str, Any]
@@ -351,7 +222,7 @@ class InputObserver:
 
     def _interface(self, batch: bool | Collection[int | str] | None, values: bool = True) -> Interface:
         if self.is_empty() and (values or not self.info.shape_calls):
-            raise RuntimeError("No inputs were captured.")
+            raise RuntimeError(f"No inputs were captured. {self._unreached}".rstrip())
         return infer_interface(self.info, batch or False, self.value_if_missing, self._removed)
 
     def infer_dynamic_shapes(
@@ -465,7 +336,7 @@ class InputObserver:
         model = self._observed[0]()
         if model is None:
             raise RuntimeError("the observed model is gone: export_safe needs to call it")
-        self._quiet = True
+        self._recorder.quiet = True
         # A call in train mode, or a counter, leaves something behind that is the user's.
         buffers = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
         try:
@@ -474,7 +345,7 @@ class InputObserver:
         except Exception:  # whatever it raises is its way of refusing these sizes
             return False
         finally:
-            self._quiet = False
+            self._recorder.quiet = False
             with torch.no_grad():
                 for buffer, before in buffers.values():
                     buffer.copy_(before)
@@ -510,6 +381,7 @@ class InputObserver:
             raise RuntimeError("No input was captured: there is nothing to remove.")
         signature = self.info.signature
         assert signature is not None
+        known = {signature.known_as(name) for name in names}
         for name in names:
             if name in (signature.var_positional, signature.var_keyword):
                 raise ValueError(f"Cannot remove variadic argument {name!r}: name what it caught")
@@ -519,8 +391,8 @@ class InputObserver:
             for name in call.shapes().arguments
             if name not in self._removed
         }
-        removed = present.intersection(names)
-        self._removed |= set(names)
+        removed = present & known
+        self._removed |= known
         return len(removed)
 
     def check_discrepancies(
@@ -540,7 +412,7 @@ class InputObserver:
         from ..checks.discrepancies import check_discrepancies
 
         if self.is_empty():
-            raise RuntimeError("No inputs were captured.")
+            raise RuntimeError(f"No inputs were captured. {self._unreached}".rstrip())
         with register_flattening_functions(None), warnings.catch_warnings():
             warnings.simplefilter("ignore", ObserverWarning)
             interface = self._interface(None)

@@ -1,19 +1,22 @@
 """Does a call show anything new? A few microseconds per call, for the calls beyond the limit.
 
 A `Pattern` knows arguments, their sizes, which of the sizes that vary were always equal or the sum of two
-others, and constants. What it covers adds nothing to an inference. It looks at one layer of each class of a
-cache: layers of a class grow together. Plain loops: a generator costs more than all of the comparisons it
-makes.
+others, and constants. What it covers adds nothing to an inference. Of a cache, layers that were alike so far
+are compared with one another, which costs a tenth of looking at each. Plain loops: a generator costs more
+than all of the comparisons it makes.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree
+
+from ..pytrees.cloning import PLAIN, Unkept
 
 __all__ = ["Pattern"]
 
@@ -23,7 +26,7 @@ _MOST_CONSTANTS = 8
 #: More sizes that vary than this have no sums.
 _MOST_SIZES = 12
 
-_CONSTANTS = (bool, int, float, str, type(None))
+_CONSTANTS = (*PLAIN, slice)
 
 
 class _Size:
@@ -80,6 +83,8 @@ class _Tensor(_Anything):
         self.dtype = value.dtype
         # Of each axis: the one it has, or what it shares with other axes.
         self.known: list[int | _Size] = list(value.shape)
+        # The same if none varies: one comparison.
+        self.fixed: tuple[int, ...] | None = tuple(value.shape)
 
     def covers(self, value: Any) -> bool:
         if value is None:
@@ -87,6 +92,8 @@ class _Tensor(_Anything):
         if type(value) is not self.kind or value.dtype is not self.dtype:
             return False
         shape = value.shape
+        if self.fixed is not None:
+            return bool(shape == self.fixed)
         if len(shape) != len(self.known):
             return False
         for size, known in zip(shape, self.known):  # noqa: B905  # equal lengths
@@ -107,6 +114,8 @@ class _Tensor(_Anything):
         self.known = [
             known if known == size else _Size() for size, known in zip(value.shape, self.known, strict=True)
         ]
+        if self.fixed != tuple(value.shape):
+            self.fixed = None
         return self
 
     def sizes(self, value: Any, found: _Sizes) -> None:
@@ -153,19 +162,90 @@ class _Items(_Anything):
                 self.children[key].sizes(item, found)
 
 
-#: What the layers of a cache hold: keys (values are like them), states of linear attention.
-_STATES = ("keys", "conv_states", "recurrent_states")
+#: Of a tensor inside an object: attribute, key inside it if that is a container.
+_Place = tuple[str, Any]
+
+_number_of_elements = torch._C.TensorBase.numel
+
+
+def _held(owner: Any, place: _Place) -> Any:
+    name, key = place
+    found = getattr(owner, name, None)
+    if key is None or found is None:
+        return found
+    try:
+        return found[key]
+    except (KeyError, IndexError):
+        return None
+
+
+def _places(owner: Any) -> list[_Place]:
+    """Where an object holds what may grow, or may be filled: ``None`` and empty containers too."""
+    places: list[_Place] = []
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if name == "layers":
+            continue
+        if value is None or isinstance(value, torch.Tensor):
+            places.append((name, None))
+        elif isinstance(value, (dict, list, tuple)):
+            found = [key for key, item in _children(value) if item is None or isinstance(item, torch.Tensor)]
+            places += [(name, key) for key in found] if value else [(name, None)]
+    return places
+
+
+class _Alike:
+    """Tensors at one place of several layers that had one shape in every call: looked at together.
+
+    Parameters
+    ----------
+    known:
+        What is known of the first one.
+    """
+
+    def __init__(self, place: _Place, layers: list[int], known: _Tensor, count: int) -> None:
+        name, key = place
+        self.place, self.layers, self.known = place, layers, known
+        self._pick = operator.itemgetter(*layers) if 1 < len(layers) < count else None
+        self._attribute = operator.attrgetter(name)
+        self._item = None if key is None else operator.itemgetter(key)
+
+    def covers(self, layers: Sequence[Any]) -> bool:
+        if len(self.layers) == 1:
+            return self.known.covers(_held(layers[self.layers[0]], self.place))
+        try:
+            found = list(map(self._attribute, layers if self._pick is None else self._pick(layers)))
+            if self._item is not None:
+                found = list(map(self._item, found))
+            # Half the price of the shapes: of layers that were alike, none has more on one axis and less on
+            # another one.
+            sizes = list(map(_number_of_elements, found))
+        except (AttributeError, TypeError, LookupError):
+            # Not all of them are there: what is missing is covered, as in a prompt.
+            found = [_held(layers[index], self.place) for index in self.layers]
+            return all(self.known.covers(value) for value in found)
+        return sizes.count(sizes[0]) == len(sizes) and self.known.covers(found[0])
 
 
 class _Cache(_Anything):
+    """All of its layers; those that are alike are compared with the first of them only.
+
+    Attributes
+    ----------
+    known:
+        By layer (``None``: the cache itself) and place.
+    """
+
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
         self.count = -1
         #: Whether a call had one without layers.
         self.empty = False
-        #: By layer and attribute; one layer of each class.
-        self.layers: dict[tuple[int, str], _Known] = {}
+        self.known: dict[tuple[int | None, _Place], _Known] = {}
+        self._plan: tuple[list[_Alike], list[tuple[int | None, _Place, _Known]]] | None = None
         self.absorb(value)
+
+    def _owners(self, value: Any) -> list[tuple[int | None, Any]]:
+        return [(None, value), *enumerate(value.layers)]
 
     def covers(self, value: Any) -> bool:
         if value is None:
@@ -177,42 +257,60 @@ class _Cache(_Anything):
             return self.empty
         if len(layers) != self.count:
             return False
-        for (index, name), known in self.layers.items():
-            if not known.covers(getattr(layers[index], name, None)):
+        if self._plan is None:
+            self._plan = self._made_plan()
+        alike, others = self._plan
+        for group in alike:
+            if not group.covers(layers):
+                return False
+        for index, place, known in others:
+            if not known.covers(_held(value if index is None else layers[index], place)):
                 return False
         return True
+
+    def _made_plan(self) -> tuple[list[_Alike], list[tuple[int | None, _Place, _Known]]]:
+        groups: dict[Any, list[int]] = {}
+        others: list[tuple[int | None, _Place, _Known]] = []
+        for (index, place), known in self.known.items():
+            if index is not None and isinstance(known, _Tensor):
+                groups.setdefault((place, known.kind, known.dtype, tuple(known.known)), []).append(index)
+            else:
+                others.append((index, place, known))
+        alike = []
+        for (place, *_), indices in groups.items():
+            first = self.known[indices[0], place]
+            assert isinstance(first, _Tensor)
+            alike.append(_Alike(place, indices, first, self.count))
+        return alike, others
 
     def absorb(self, value: Any) -> _Known:
         if value is None:
             return self
         if type(value) is not self.kind:
             return _Anything()
-        layers = value.layers
-        if not layers:
+        if not value.layers:
             self.empty = True
             return self
-        if len(layers) != self.count:
-            self.count = len(layers)
-            classes: dict[type, int] = {}
-            for index, layer in enumerate(layers):
-                classes.setdefault(type(layer), index)
-            self.layers = {
-                (index, name): _Constants(None)
-                for index in classes.values()
-                for name in _STATES
-                if hasattr(layers[index], name)
-            }
-        # Before its first use a layer has ``None`` there, in every prompt.
-        self.layers = {
-            (index, name): known.absorb(getattr(layers[index], name, None))
-            for (index, name), known in self.layers.items()
+        if len(value.layers) != self.count:
+            self.count = len(value.layers)
+            self.known = {}
+        owners = dict(self._owners(value))
+        for index, owner in owners.items():
+            for place in _places(owner):
+                # Before its first use a layer has ``None`` there, in every prompt.
+                self.known.setdefault((index, place), _Constants(None))
+        self.known = {
+            (index, place): known.absorb(_held(owners[index], place))
+            for (index, place), known in self.known.items()
         }
+        self._plan = None
         return self
 
     def sizes(self, value: Any, found: _Sizes) -> None:
-        if getattr(value, "layers", None):
-            for (index, name), known in self.layers.items():
-                known.sizes(getattr(value.layers[index], name, None), found)
+        if getattr(value, "layers", None) and len(value.layers) == self.count:
+            owners = dict(self._owners(value))
+            for (index, place), known in self.known.items():
+                known.sizes(_held(owners[index], place), found)
 
 
 class _Caches(_Anything):
@@ -248,29 +346,38 @@ class _Caches(_Anything):
 
 
 class _Node(_Anything):
-    """An object of a class that is registered as a pytree node."""
+    """An object of a class that is registered as a pytree node.
+
+    Attributes
+    ----------
+    mixed:
+        Whether calls had several contexts: once is enough to know it.
+    """
 
     def __init__(self, value: Any) -> None:
         self.kind = type(value)
-        self.leaves: list[_Known] = [known_value(leaf) for leaf in _pytree.tree_leaves(value)]
+        leaves, self.spec = _pytree.tree_flatten(value)
+        self.leaves: list[_Known] = [known_value(leaf) for leaf in leaves]
+        self.mixed = False
 
     def covers(self, value: Any) -> bool:
         if value is None:
             return True
         if type(value) is not self.kind:
             return False
-        leaves = _pytree.tree_leaves(value)
-        if len(leaves) != len(self.leaves):
+        leaves, spec = _pytree.tree_flatten(value)
+        if len(leaves) != len(self.leaves) or not (self.mixed or spec == self.spec):
             return False
         return all(known.covers(leaf) for known, leaf in zip(self.leaves, leaves, strict=True))
 
     def absorb(self, value: Any) -> _Known:
         if value is None:
             return self
-        leaves = _pytree.tree_leaves(value)
+        leaves, spec = _pytree.tree_flatten(value)
         if type(value) is not self.kind or len(leaves) != len(self.leaves):
             return _Anything()
         self.leaves = [known.absorb(leaf) for known, leaf in zip(self.leaves, leaves, strict=True)]
+        self.mixed = self.mixed or spec != self.spec
         return self
 
     def sizes(self, value: Any, found: _Sizes) -> None:
@@ -281,10 +388,10 @@ class _Node(_Anything):
 
 class _Object(_Anything):
     def __init__(self, value: Any) -> None:
-        self.kind = type(value)
+        self.kind = value.kind if isinstance(value, Unkept) else type(value)
 
     def covers(self, value: Any) -> bool:
-        return type(value) is self.kind or value is None
+        return type(value) is self.kind or value is None or value == Unkept(self.kind)
 
     def absorb(self, value: Any) -> _Known:
         return self if self.covers(value) else _Anything()
@@ -326,6 +433,7 @@ class Pattern:
         self._names = tuple(names)
         self._known: dict[str, _Known] = {}
         self._history: list[_Sizes] = []
+        self._axes: dict[tuple[_Tensor, int], None] = {}
         self._sizes: list[_Size] = []
         self._sums: list[tuple[_Size, _Size, _Size]] = []
 
@@ -362,12 +470,13 @@ class Pattern:
         for name, value in arguments.items():
             self._known[name].sizes(value, sizes)
         self._history.append(sizes)
+        self._axes.update(dict.fromkeys(sizes))
         self._relate()
 
     def _relate(self) -> None:
         """Find out which of the axes that vary had equal sizes in all calls, and which are sums."""
         equal: dict[tuple[int | None, ...], _Size] = {}
-        for tensor, axis in dict.fromkeys(key for sizes in self._history for key in sizes):
+        for tensor, axis in self._axes:
             if axis < len(tensor.known) and type(tensor.known[axis]) is _Size:
                 row = tuple(sizes.get((tensor, axis)) for sizes in self._history)
                 tensor.known[axis] = equal.setdefault(row, _Size())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -218,6 +218,7 @@ class InputObserverInfo:
             constants,
             names=tuple(name for name, _ in items[:count]),
             aligned=self.aligned,
+            spelled=self.signature.spelled if self.signature else str,
         )
 
     @property
@@ -254,9 +255,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, complex, str, bytes))
 
 
-def shape_only(arguments: dict[str, Any]) -> dict[str, Any]:
-    """`arguments` with tensors of the same shape, dtype and device that hold one element of memory each."""
-    stubs: dict[str, Any] = clone_tree(arguments, lambda t: blank(t, ()).expand(t.shape))
+def shape_only(arguments: dict[str, Any], opaque: Callable[[Any], Any] = lambda item: item) -> dict[str, Any]:
+    """`arguments` with tensors of the same shape, dtype and device that hold one element of memory each.
+
+    Objects that are no pytree nodes are not copied: `opaque` gives what stands for one.
+    """
+    stubs: dict[str, Any] = clone_tree(arguments, lambda t: blank(t, ()).expand(t.shape), opaque)
     return stubs
 
 

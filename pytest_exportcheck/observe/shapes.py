@@ -11,6 +11,7 @@ from torch.utils import _pytree
 
 from ..dims import DimExpr
 from ..errors import ObserveError
+from ..keypaths import root_of
 from ..pytrees import flatten_with_paths
 from ..pytrees.caches import is_cache
 from ..pytrees.cloning import blank
@@ -115,7 +116,7 @@ class GraphShapes:
         """
         missing = self.missing(call)
         arguments = dict(call.arguments)  # the only time the values of the call are loaded
-        roots = dict.fromkeys(_root(path) for path in missing)
+        roots = dict.fromkeys(root_of(path) for path in missing)
         # A constant may have a stand-in as well.
         unset = [root for root in self.template if root not in roots and arguments.get(root) is None]
         sizes = self.sizes.get(call.index, {})
@@ -156,7 +157,7 @@ class GraphShapes:
         of_cache = is_cache(self.template[root])
         have = dict(flatten_with_paths(given, root))
         leaves, spec = _pytree.tree_flatten(self.template[root])
-        paths = [path for path in self._template_paths() if _root(path) == root]
+        paths = [path for path in self._template_paths() if root_of(path) == root]
         built = []
         for path, leaf in zip(paths, leaves, strict=True):
             if isinstance(have.get(path), torch.Tensor):
@@ -194,7 +195,3 @@ def _in_order_of(template: Any, value: Any) -> Any:
         rest = [*template, *[None] * len(value)]
         return type(value)(_in_order_of(each, item) for each, item in zip(rest, value, strict=False))
     return value
-
-
-def _root(path: str) -> str:
-    return path.split(".", 1)[0]

@@ -8,6 +8,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from ..keypaths import key_text, text_key
+
 __all__ = ["CallSignature"]
 
 #: Old name -> new name of an argument that transformers renamed (accepted under the old name until 5.40).
@@ -16,6 +20,35 @@ _RENAMED = {"past_key_values": "cache"}
 
 def _of_transformers(method: Callable[..., Any]) -> bool:
     return str(getattr(inspect.unwrap(method), "__module__", "")).startswith("transformers.")
+
+
+def _signature(method: Callable[..., Any]) -> inspect.Signature:
+    if isinstance(method, torch.ScriptMethod):
+        return _of_schema(method.schema)
+    try:
+        return inspect.signature(method)
+    except (TypeError, ValueError, OSError) as error:
+        raise ValueError(
+            f"the signature of {method!r} cannot be read ({error}): observe a module whose forward names the "
+            "arguments and calls this one"
+        ) from error
+
+
+def _of_schema(schema: Any) -> inspect.Signature:
+    """Signature of a method of a scripted or traced module: Python sees a function without one."""
+    parameters = []
+    for argument in schema.arguments[1:]:  # without the module itself
+        name = re.sub(r"\W", "_", argument.name)
+        kind = (
+            inspect.Parameter.KEYWORD_ONLY
+            if argument.kwarg_only
+            else inspect.Parameter.POSITIONAL_OR_KEYWORD
+            if name == argument.name
+            else inspect.Parameter.POSITIONAL_ONLY
+        )
+        default = argument.default_value if argument.has_default_value() else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(name, kind, default=default))
+    return inspect.Signature(parameters)
 
 
 @dataclass(frozen=True)
@@ -47,8 +80,14 @@ class CallSignature:
 
     @classmethod
     def of(cls, method: Callable[..., Any]) -> CallSignature:
-        """Signature of a bound method (decorators that keep ``__wrapped__`` are looked through)."""
-        signature = inspect.signature(method)
+        """Signature of a bound method (decorators that keep ``__wrapped__`` are looked through).
+
+        Raises
+        ------
+        ValueError
+            It cannot be read.
+        """
+        signature = _signature(method)
         names: list[str] = []
         positional_only: list[str] = []
         before: list[str] = []
@@ -78,7 +117,8 @@ class CallSignature:
         )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by name in signature order; ``*args`` become ``args_0``, ``args_1``; extras come last.
+        """Arguments by name in signature order; ``*args`` become ``args_0``, ``args_1``; extras come last,
+        as `extra_name` names them.
 
         Raises
         ------
@@ -98,16 +138,56 @@ class CallSignature:
                 arguments.update({self._item(i): value for i, value in enumerate(bound[name])})
             elif name == self.var_keyword:
                 # In sorted order: the order of extra keywords is the caller's whim.
-                extra = {k: bound[name][k] for k in sorted(bound[name])}
-                clash = self.items(extra)
-                if clash:
-                    raise TypeError(
-                        f"a keyword is called {clash[0]!r}, as one of '*{self.var_positional}' is here"
-                    )
-                arguments.update(extra)
+                arguments.update({self.extra_name(k): bound[name][k] for k in sorted(bound[name])})
             else:
                 arguments[name] = bound[name]
         return arguments
+
+    @property
+    def _suffix(self) -> str:
+        suffix = "_by_name"
+        while any(name.endswith(suffix) for name in self.names):
+            suffix += "_"
+        return suffix
+
+    def _clashes(self, name: str) -> bool:
+        """Whether an extra keyword is called like what goes by position, or like another such keyword."""
+        suffix = self._suffix
+        while name.endswith(suffix):
+            name = name.removesuffix(suffix)
+        if self.var_positional is not None and re.fullmatch(rf"{self.var_positional}_\d+_*", name):
+            return True
+        return name in self.positional_only
+
+    @property
+    def clashing(self) -> bool:
+        """Whether an extra keyword may be called like what goes by position."""
+        return self.var_keyword is not None and bool(self.positional_only or self.var_positional)
+
+    def extra_name(self, name: str) -> str:
+        """Name, and root of paths, of a keyword that ``**kwargs`` catches; no two share one.
+
+        ``a`` is ``a_by_name`` where a parameter ``a`` goes by position; a dot is none between parts of a
+        path.
+        """
+        return name + self._suffix if self._clashes(name) else key_text(name)
+
+    def by_name(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Keyword arguments under the names that `bind` gives them."""
+        known = set(self.names) - set(self.positional_only)
+        return {name if name in known else self.extra_name(name): value for name, value in kwargs.items()}
+
+    def known_as(self, name: str) -> str:
+        """The name that `bind` gives to what a person calls `name`."""
+        return name if name in self.names or self._clashes(name) else key_text(name)
+
+    def spelled(self, name: str) -> str:
+        """The inverse of `extra_name`, for a name that `bind` gave."""
+        if name in self.names:
+            return name
+        if self._clashes(name):
+            return name.removesuffix(self._suffix)
+        return str(text_key(name))
 
     def _item(self, index: int) -> str:
         """Name of one of ``*args``: ``args_0``, unless a parameter is called that."""
@@ -144,7 +224,7 @@ class CallSignature:
                 )
             args.append(rest.pop(name) if name in rest else self.defaults[name])
         args.extend(rest.pop(name) for name in self.items(rest))
-        return tuple(args), rest
+        return tuple(args), {self.spelled(name): value for name, value in rest.items()}
 
     def before(self, arguments: Mapping[str, Any]) -> tuple[str, ...]:
         """The parameters before ``*args`` that go by position in a call with `arguments`."""

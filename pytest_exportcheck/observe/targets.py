@@ -13,6 +13,7 @@ from ..errors import ObserveError
 from ..pytrees import clone_tree
 from ..spec import ModelSpec, ObservedTarget
 from ..spec.names import choices
+from .attach import has_forward_hooks
 from .signature import CallSignature
 
 __all__ = ["Target", "find_module", "target_text"]
@@ -81,7 +82,7 @@ def find_module(spec: ModelSpec, observed: ObservedTarget, model: torch.nn.Modul
         raise ObserveError(
             f"{place}: {type(module).__name__} has no method {method!r}{choices(method, methods)}"
         )
-    if method == "forward" and (module._forward_hooks or module._forward_pre_hooks):
+    if method == "forward" and has_forward_hooks(module):
         raise ObserveError(
             f"{path or type(model).__name__} has forward hooks of its own: they run around the observed "
             "`forward`, and an exporter puts them into the program",

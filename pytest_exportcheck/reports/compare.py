@@ -76,6 +76,8 @@ class Comparison:
         Cases without any change.
     only_before, only_after:
         Names of cases that one run does not have.
+    left_out:
+        Why the second run is not a whole one; `only_before` is no regression then.
     """
 
     before: str
@@ -85,6 +87,7 @@ class Comparison:
     unchanged: int
     only_before: Sequence[str] = ()
     only_after: Sequence[str] = ()
+    left_out: str | None = None
     bands: Mapping[str, float] = field(
         default_factory=lambda: {
             "error": ERROR_BAND,
@@ -104,8 +107,14 @@ class Comparison:
         return bool(self.of("worse"))
 
 
-def compare(before: Report, after: Report) -> Comparison:
-    """Compare two runs case by case."""
+def compare(before: Report, after: Report, left_out: str | None = None) -> Comparison:
+    """Compare two runs case by case.
+
+    Parameters
+    ----------
+    left_out:
+        Why the run after is known not to be a whole one; then a case that it lacks is not worse.
+    """
     old, new = before.by_key(), after.by_key()
     changes: list[Change] = []
     unchanged = 0
@@ -113,7 +122,7 @@ def compare(before: Report, after: Report) -> Comparison:
         found = list(_changes(key, old[key], new[key]))
         changes += found
         unchanged += not found
-    for key in old.keys() - new.keys():
+    for key in old.keys() - new.keys() if left_out is None else ():
         verdict = old[key]["verdict"]
         if _reached(old[key]) == _END:
             text = f"{verdict} -> not in {after.name}: nobody checks it any more"
@@ -127,6 +136,7 @@ def compare(before: Report, after: Report) -> Comparison:
         unchanged,
         sorted(case_name(key) for key in old.keys() - new.keys()),
         sorted(case_name(key) for key in new.keys() - old.keys()),
+        left_out,
     )
 
 

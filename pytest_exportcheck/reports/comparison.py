@@ -72,7 +72,8 @@ def as_markdown(comparison: Comparison) -> str:
 
 def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
     if comparison.only_before:
-        yield f"Only in {comparison.before}", list(comparison.only_before)
+        why = f", not judged: this is no full run: {comparison.left_out}" if comparison.left_out else ""
+        yield f"Only in {comparison.before}{why}", list(comparison.only_before)
     if comparison.only_after:
         yield f"Only in {comparison.after}", list(comparison.only_after)
 

@@ -1,48 +1,93 @@
-"""The matrix and the failures as Markdown, for GitHub's job summary."""
+"""The matrix and the failures as Markdown, for pull requests and the job summary of GitHub Actions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from .diagnosis import guilty_line
 from .matrix import Matrix, cell_text, counts, is_case
 
 __all__ = ["markdown", "markdown_cell"]
 
 _FAILED = ("fail", "crash", "timeout", "xpass")
 
+#: Lines of a failure's details that are shown.
+_MOST_DETAILS = 20
 
-def markdown(records: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()) -> str:
-    """One section; `records` are sorted."""
+
+def markdown(
+    records: Sequence[Mapping[str, Any]], notes: Sequence[str] = (), limit: int | None = None
+) -> str:
+    """One section; `records` are sorted.
+
+    Parameters
+    ----------
+    limit:
+        Bytes at most: failures at the end, then rows in which everything passes, then the matrix are left
+        out, and it says so.
+    """
     cases = [record for record in records if is_case(record)]
-    lines = ["## exportcheck", "", f"{len(cases)} cases: {counts(cases)}", ""]
+    ending = [f"{markdown_cell(note)}  " for note in notes]
+    head = ["## exportcheck", "", f"{len(cases)} cases: {counts(cases)}", ""]
     matrix = Matrix.of(records)
+    tables: list[str] = []
+    for every_row in (True, False):
+        tables = list(_tables(matrix, every_row))
+        if limit is None or _size([*head, *tables, *ending]) <= limit:
+            break
+    else:
+        tables = ["The matrix is too large for this page.", ""]
+    room = None if limit is None else limit - _size([*head, *tables, *ending])
+    return "\n".join([*head, *tables, *_failures(records, room), *ending]) + "\n"
+
+
+def _size(lines: Sequence[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)
+
+
+def _tables(matrix: Matrix, every_row: bool) -> Iterator[str]:
+    rows = [row for row in matrix.rows if every_row or not matrix.all_pass(row)]
     for group in matrix.groups:
-        lines += [f"### {markdown_cell(group.label)}", ""]
-        lines.append("| spec | " + " | ".join(map(markdown_cell, group.columns)) + " |")
-        lines.append("|---" * (len(group.columns) + 1) + "|")
-        for row in matrix.rows:
-            cells = [matrix.cell(group, row, column) for column in group.columns]
-            shown = [_verdict_cell(text) for text in cells]
-            lines.append(f"| {markdown_cell(row)} | " + " | ".join(shown) + " |")
-        lines.append("")
-    lines += _failures(records)
-    lines += [f"{markdown_cell(note)}  " for note in notes]
-    return "\n".join(lines) + "\n"
-
-
-def _failures(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    failed = [record for record in records if record["verdict"].split()[0] in _FAILED]
-    if failed:
-        yield "### Failures"
+        yield f"### {markdown_cell(group.label)}"
         yield ""
-    for record in failed:
-        yield f"- {_code(record['nodeid'])} **{markdown_cell(cell_text(record['verdict']))}**"
-        message = record.get("message")
-        if message:
-            yield ""
-            yield from (f"      {line}" for line in str(message).splitlines())
-            yield ""
+        yield "| spec | " + " | ".join(map(markdown_cell, group.columns)) + " |"
+        yield "|---" * (len(group.columns) + 1) + "|"
+        for row in rows:
+            cells = [matrix.cell(group, row, column) for column in group.columns]
+            yield f"| {markdown_cell(row)} | " + " | ".join(map(_verdict_cell, cells)) + " |"
+        yield ""
+    if len(rows) < len(matrix.rows):
+        yield f"{len(matrix.rows) - len(rows)} more rows: everything passes"
+        yield ""
+
+
+def _failures(records: Sequence[Mapping[str, Any]], room: int | None) -> list[str]:
+    failed = [record for record in records if record["verdict"].split()[0] in _FAILED]
+    lines = ["### Failures", ""] if failed else []
+    for number, record in enumerate(failed):
+        block = list(_failure(record))
+        rest = f"and {len(failed) - number} more, too many for this page: the JSON report has them"
+        if room is not None and _size([*lines, *block, rest]) > room:
+            return [*lines, rest]
+        lines += block
+    return lines
+
+
+def _failure(record: Mapping[str, Any]) -> Iterator[str]:
+    yield f"- {_code(record['nodeid'])} **{markdown_cell(cell_text(record['verdict']))}**"
+    details = [str(line) for line in record.get("details") or ()]
+    said = str(record.get("message") or "").splitlines()
+    said += [f"  {line}" for line in details[:_MOST_DETAILS]]
+    if len(details) > _MOST_DETAILS:
+        said.append(f"  ... {len(details) - _MOST_DETAILS} more lines")
+    guilty = guilty_line(record)
+    said += [f"diagnosis: {guilty}"] if guilty else []
+    said += [f"reproduce: {record['reproduce']}"] if said and record.get("reproduce") else []
+    if said:
+        yield ""
+        yield from (f"      {line}" for line in said)
+        yield ""
 
 
 def _verdict_cell(text: str) -> str:

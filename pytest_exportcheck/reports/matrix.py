@@ -44,11 +44,14 @@ class Group:
         Column labels, in order.
     cells:
         (row label, column label) -> verdict.
+    records:
+        (row label, column label) -> the records of that cell.
     """
 
     label: str
     columns: list[str] = field(default_factory=list)
     cells: dict[tuple[str, str], str] = field(default_factory=dict)
+    records: dict[tuple[str, str], list[Record]] = field(default_factory=dict)
 
 
 @dataclass
@@ -91,6 +94,7 @@ class Matrix:
             for row in rows:
                 before = group.cells.get((row, column))
                 group.cells[row, column] = worst_verdict(before, record["verdict"])
+                group.records.setdefault((row, column), []).append(record)
         for group in groups.values():
             group.columns.sort(key=lambda column: (column != _SHAPES, column))
         rows = [row for spec in graphs for row in (list(graphs[spec]) or [names[spec]])]

@@ -124,8 +124,23 @@ def merge(reports: Sequence[Report]) -> tuple[dict[str, Any], list[str]]:
             if known is None or _worse(known[0], record) is record:
                 found[key] = record, report.name
     cases = sorted((record for record, _ in found.values()), key=sort_key)
-    facts = {**first.environment, "shards": [dict(report.environment) for report in reports]}
+    facts = {
+        **first.environment,
+        **{
+            name: sorted({item for report in reports for item in report.environment.get(name) or ()})
+            for name in ("gpus", "seeds")
+        },
+        "left_out": _left_out(reports),
+        "shards": [dict(report.environment) for report in reports],
+    }
     return {"schema": SCHEMA, "environment": facts, "cases": cases}, notes
+
+
+def _left_out(reports: Sequence[Report]) -> str | None:
+    """Why cases may be missing from all together: that a shard deselects those of the others is its job."""
+    reasons = [(report.name, report.environment.get("left_out")) for report in reports]
+    found = [f"{name}: {reason}" for name, reason in reasons if reason and not reason.endswith(" deselected")]
+    return "; ".join(found) or None
 
 
 def _differing_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

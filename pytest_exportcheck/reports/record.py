@@ -17,10 +17,13 @@ if TYPE_CHECKING:
     from ..cases import CaseId
     from ..session import RunningCase
 
-__all__ = ["case_fields", "case_record", "json_ready", "plain_text", "sort_key", "to_plain"]
+__all__ = ["DEVICE_NAME", "case_fields", "case_record", "json_ready", "plain_text", "sort_key", "to_plain"]
 
 #: Notes of the engine for the pytest side.
 _NOT_RECORDED = ("proposed_golden", "golden_refused")
+
+#: Travels with the record of a case to the controller, which collects it in the environment.
+DEVICE_NAME = "device_name"
 
 #: Larger arrays are described, not listed.
 _MAX_ITEMS = 1000
@@ -111,11 +114,7 @@ def case_record(
     running: RunningCase, verdict: str, message: str | None, error: BaseException | None
 ) -> dict[str, Any]:
     """The record of a test that ended with `verdict`: what the engine noted, then what pytest knows."""
-    noted = {
-        key: value
-        for key, value in running.record.items()
-        if key not in ("proposed_golden", "golden_refused")
-    }
+    noted = {key: value for key, value in running.record.items() if key not in _NOT_RECORDED}
     durations = {**running.durations(), **(noted.pop("durations", None) or {})}
     facts = getattr(error, "facts", None)
     return {

@@ -292,9 +292,12 @@ def test_what_is_left_of_star_args_goes_by_position() -> None:
 
 
 def test_a_keyword_called_like_one_of_star_args_does_not_replace_it() -> None:
-    with pytest.warns(ObserverWarning, match="a call was not recorded: .*'args_0'"):
-        observer = observe(lambda *args, **kwargs: args[0] - kwargs["args_0"], call(f(2), args_0=f(2)))
-    assert observer.is_empty()
+    calls = [call(torch.ones(size), args_0=torch.zeros(size)) for size in (2, 3)]
+    observer = observe(lambda *args, **kwargs: args[0] - kwargs["args_0"], *calls)
+    args, kwargs = observer.infer_arguments(0, as_args_kwargs=True)
+    assert torch.equal(args[0], torch.ones(2))
+    assert list(kwargs) == ["args_0"]
+    assert torch.equal(kwargs["args_0"], torch.zeros(2))
 
 
 # None that says something

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .conftest import Project
+from .test_reports import validated
 
 MODELS = """
 import torch
@@ -60,6 +61,7 @@ def test_from_first_golden_to_verdicts(real):
         "pass",
         "pass",
     ]
+    validated(real)
     passed = real.report()[-1]
     assert {"export", "run", "compare", "resize"} <= set(passed["durations"])
 

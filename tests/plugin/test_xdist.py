@@ -75,6 +75,16 @@ def test_a_death_in_the_last_case(project):
     assert [case["verdict"] for case in project.report()] == ["pass", "crash export", "pass", "pass", "pass"]
 
 
+@pytest.mark.parametrize("others", [(), ("b",), ("b", "c", "d")])
+def test_a_death_that_leaves_one_case_of_its_spec(project, others):
+    project.spec("a", kwargs={"do": {"onnx-dynamo": "os._exit"}}, exporters=("onnx-dynamo", "torch-export"))
+    for name in others:
+        project.spec(name)
+    project.run("-n1", "--exportcheck-report=report.json")
+    verdicts = [case["verdict"] for case in project.report()]
+    assert verdicts == ["pass", "crash export", "pass", *["pass"] * 2 * len(others)]
+
+
 def test_every_case_dies(project):
     exporters = ("torch-export", "onnx-dynamo", "onnx-torchscript")
     do = dict.fromkeys(exporters, "os._exit")

@@ -176,6 +176,17 @@ def test_merge_is_a_union_that_keeps_the_worse_verdict_and_says_so():
     assert len(data["environment"]["shards"]) == 2
 
 
+def test_merged_shards_are_whole_unless_one_was_cut_short():
+    def shard(name, left_out, seed):
+        return Report(name, {"left_out": left_out, "seeds": [seed]}, [])
+
+    data, _ = merge([shard("1.json", "5 deselected", 0), shard("2.json", "3 deselected", 7)])
+    assert data["environment"]["left_out"] is None
+    assert data["environment"]["seeds"] == [0, 7]
+    data, _ = merge([shard("1.json", None, 0), shard("2.json", "interrupted", 0)])
+    assert data["environment"]["left_out"] == "2.json: interrupted"
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
