@@ -15,7 +15,8 @@ _HEAD = """# Reference of the spec format
 Every key of a spec file, its type, its default and its meaning. Generated from the JSON Schema that also
 serves editors ([spec.schema.json](spec.schema.json)); do not edit:
 `python -m pytest_exportcheck.spec.reference > docs/spec.reference.md`. [specs.md](specs.md) explains the
-format with examples. A key that is not listed is an error, except below keys whose type is "mapping of anything".
+format with examples. A key that is not listed is an error, except below keys whose type is
+"mapping of anything".
 """
 
 #: Heading and place in the file of each section of the schema, in the order of the page.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_exportcheck.errors import STAGES
 from pytest_exportcheck.spec import reference
 from pytest_exportcheck.spec.reference import reference_text
 from pytest_exportcheck.spec.schema import schema
@@ -33,10 +34,9 @@ def test_types_and_defaults_are_told() -> None:
     lines = reference_text().splitlines()
     for line in (
         "| `seed` | integer >= 0 | `0` | Seed of the weights and of the inputs. |",
-        '| `patch_modes` | list of text | `["none"]` | Names of patch modes, built-in ones and those of other '
-        "packages. |",
-        '| `store` | `device` or `cpu` or `disk` | `"device"` | Where the values are kept: on the device of the '
-        "case, in host memory, or in memory-mapped files. |",
+        "| `fails` | " + " or ".join(f"`{stage}`" for stage in STAGES) + " | required | The stage that is "
+        "expected to fail. |",
+        "| `description` | text |  | Free text. |",
         "| `exportcheck` | `1` | required | Version of the format: 1. |",
     ):
         assert line in lines
