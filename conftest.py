@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.warm_pytest import WarmPytest
 
 # Before torch is imported anywhere: one thread per worker, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 pytest_plugins = ["pytester"]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
+    # The tests of a file share what is expensive: with xdist they belong to one worker. Specs are distributed
+    # by the plugin.
+    workers = getattr(config.option, "numprocesses", None)
+    if workers and config.option.dist == "no" and not config.getoption("exportcheck"):
+        config.option.dist = "loadfile"
+    return (yield)
+
+
+@pytest.fixture(scope="session")
+def warm_pytest() -> Iterator[WarmPytest]:
+    """Runs pytest over the real engine without importing it again each time."""
+    from warm_pytest import WarmPytest
+
+    warm = WarmPytest()
+    yield warm
+    warm.close()

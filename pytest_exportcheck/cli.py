@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
+from .options import DIAGNOSIS_SECONDS
 
 if TYPE_CHECKING:
     from .spec import ModelSpec
@@ -304,6 +305,27 @@ def patches(
     if pytrees:
         return cli_patches.run_pytrees(modes)
     return cli_patches.run_patches(modes, diff, lint, write_lock, lock)
+
+
+@cli.command()
+@click.argument("spec", type=_FILE)
+@click.option("--case", metavar="ID", help="Only this case: cpu-float32-onnx-dynamo-none, or its node id.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, max=1e9),
+    default=DIAGNOSIS_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="After that long no new step of a diagnosis begins.",
+)
+@click.option(
+    "-o", "--output", type=_FILE, help="Keep text, record and a script for each failure in this folder."
+)
+def diagnose(spec: Path, case: str | None, budget: float, output: Path | None) -> int:
+    """Check the cases of SPEC, and name the guilty step, node and modules of those that fail."""
+    from .cli_diagnose import run_diagnose
+
+    return run_diagnose(spec, case, budget, output)
 
 
 # Reports.

@@ -17,6 +17,7 @@ import pytest
 from . import suite
 from .cases import CaseId
 from .errors import SpecError
+from .filepaths import relative_text
 from .goldens import FOLDER
 from .plan import PlannedCase, is_selected, marker_names
 from .plugin import session_of
@@ -36,7 +37,7 @@ def collect_yaml(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
     if FOLDER in path.parts:
         why = f"is a file of accepted shapes ({FOLDER}), not a spec: name the spec it belongs to"
     elif is_spec_file(path):
-        collector: SpecFile = SpecFile.from_parent(parent, path=path)
+        collector: SpecFile = SpecFile.from_parent(parent, path=path, nodeid=_nodeid(path, parent))
         return collector
     elif mistyped := mistyped_key(path):
         named = True
@@ -45,9 +46,18 @@ def collect_yaml(path: Path, parent: pytest.Collector) -> pytest.Collector | Non
         why = "is not a spec: its first key must be 'exportcheck: 1'"
     if not named:
         return None
-    refused: _NotASpec = _NotASpec.from_parent(parent, path=path)
+    refused: _NotASpec = _NotASpec.from_parent(parent, path=path, nodeid=_nodeid(path, parent))
     refused.why = why
     return refused
+
+
+def _nodeid(path: Path, parent: pytest.Collector) -> str:
+    """From the root directory on, also for a file outside of it.
+
+    pytest (9.2) begins such node ids at the argument of the command line, so that a file that is named has
+    none, and files of one name in two folders share one.
+    """
+    return relative_text(path, parent.config.rootpath)
 
 
 class _NotASpec(pytest.File):
@@ -102,10 +112,7 @@ class SpecFile(pytest.Module):
 
 
 def _relative(node: pytest.Collector) -> str:
-    try:
-        return node.path.relative_to(node.config.rootpath).as_posix()
-    except ValueError:
-        return str(node.path)
+    return relative_text(node.path, node.config.rootpath)
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:

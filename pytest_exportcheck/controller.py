@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .filepaths import relative_text
 from .goldens import Proposals, obsolete_goldens
 from .reports.ablation import ablation_lines
 from .reports.comparison import as_text
+from .reports.diagnoses import diagnosis_lines
 from .reports.json_report import package_versions
 from .reports.matrix import Matrix, cell_text, counts, is_case
 from .reports.record import sort_key
@@ -175,14 +177,14 @@ class Controller:
 
     def _find_obsolete(self, session: pytest.Session) -> None:
         root = self._config.rootpath
-        folders = {root / Path(record["spec"]).parent for record in self.records}
+        folders = {(root / record["spec"]).parent.resolve() for record in self.records}
         for argument in self._config.args:
             path = Path(self._config.invocation_params.dir, argument.split("::")[0])
             if path.is_dir():
                 folders.add(path.resolve())
         stopped = session.shouldstop or session.shouldfail
         for golden in obsolete_goldens(folders):
-            shown = golden.relative_to(root).as_posix() if golden.is_relative_to(root) else str(golden)
+            shown = relative_text(golden, root)
             if not self._session.options.prune or self.partial or stopped:
                 self.obsolete.append(shown)
                 continue
@@ -243,6 +245,8 @@ class Controller:
         if verbose >= 0:
             for slow in slowest_lines(self.records):
                 terminal.write_line(slow)
+            for diagnosis in diagnosis_lines(self.records):
+                terminal.write_line(diagnosis)
         terminal.write_line("   ".join(self._totals()))
         for worth in ablation_lines(self.records):
             terminal.write_line(worth)

@@ -19,6 +19,7 @@ from _pytest._code.code import (
 )
 
 from .errors import ExportCheckError
+from .filepaths import relative_text
 from .reports.record import plain_text
 
 __all__ = ["error_lines", "representation", "reproduce_command", "reproduce_line", "update_line"]
@@ -60,7 +61,7 @@ def error_lines(error: ExportCheckError) -> list[str]:
 def update_line(config: pytest.Config, nodeid: str) -> str:
     """The command that accepts the shapes of the test's spec."""
     path = _quote(_from_here(config, nodeid.split("::")[0]))
-    return f"accept:     pytest --exportcheck {path} --update-shapes"
+    return f"accept:     pytest --exportcheck {_configuration(config, [nodeid])}{path} --update-shapes"
 
 
 def reproduce_line(config: pytest.Config, nodeid: str, before: Sequence[str] = ()) -> str:
@@ -77,8 +78,21 @@ def reproduce_command(config: pytest.Config, nodeid: str, before: Sequence[str] 
         flag += "--isolate "
     if config.getoption("exportcheck_no_share"):
         flag += "--no-share "
+    flag += _configuration(config, [*before, nodeid])
     tests = " ".join(f'"{_from_here(config, each)}"' for each in (*before, nodeid))
     return f"pytest {flag}{tests}"
+
+
+def _configuration(config: pytest.Config, nodeids: Sequence[str]) -> str:
+    """Options for tests outside of the root directory, where pytest would find another configuration."""
+    paths = [nodeid.partition("::")[0] for nodeid in nodeids]
+    if not any(path.startswith("../") or os.path.isabs(path) for path in paths):
+        return ""
+    here = config.invocation_params.dir
+    shown = [f"--rootdir={_quote(relative_text(config.rootpath, here))} "]
+    if config.inipath is not None:
+        shown.append(f"-c {_quote(relative_text(config.inipath, here))} ")
+    return "".join(shown)
 
 
 def _from_here(config: pytest.Config, nodeid: str) -> str:
@@ -86,7 +100,7 @@ def _from_here(config: pytest.Config, nodeid: str) -> str:
     path, separator, rest = nodeid.partition("::")
     here = config.invocation_params.dir
     if here != config.rootpath:
-        path = os.path.relpath(config.rootpath / path, here).replace(os.sep, "/")
+        path = relative_text(config.rootpath / path, here)
     return path + separator + rest
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,9 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 #: What a stage may take in a fresh process, in seconds.
 STAGE_SECONDS = 600.0
+
+#: What a diagnosis may take, in seconds.
+DIAGNOSIS_SECONDS = 120.0
 
 #: Destination and flag of the options that mean nothing without `--exportcheck`.
 _NEEDS_FLAG = {
@@ -132,6 +136,29 @@ def add_options(parser: pytest.Parser) -> None:
         dest="exportcheck_ablate",
         help="say which patches each case under a patch mode needs: run it again without each of them",
     )
+    group.addoption(
+        "--diagnose",
+        action="store_true",
+        dest="exportcheck_diagnose",
+        help="say of each failed case which step, node and module is to blame, and what works around it",
+    )
+    group.addoption(
+        "--diagnose-all",
+        action="store_true",
+        dest="exportcheck_diagnose_all",
+        help="as --diagnose, of expected failures too",
+    )
+    group.addoption(
+        "--diagnose-budget",
+        type=float,
+        dest="exportcheck_diagnose_budget",
+        metavar="SECONDS",
+        help=f"after that long no new step of a diagnosis begins (default {DIAGNOSIS_SECONDS:g})",
+    )
+    parser.addini(
+        "exportcheck_diagnose", "off, failed (as --diagnose) or all (as --diagnose-all)", default="off"
+    )
+    parser.addini("exportcheck_diagnose_budget", "default of --diagnose-budget")
     parser.addini("exportcheck_confirm", "false: as --no-confirm", type="bool", default=True)
     parser.addini("exportcheck_isolate", "true: as --isolate", type="bool", default=False)
     parser.addini("exportcheck_stage_timeout", "default of --stage-timeout")
@@ -192,6 +219,10 @@ class Options:
         What cases have in common is made once.
     ablate:
         After a case under a patch mode, find out which of the patches it needs.
+    diagnose:
+        Which failures are explained: ``off``, ``failed`` or ``all``, expected ones among them.
+    diagnose_budget:
+        Seconds after which no new step of a diagnosis begins.
     """
 
     flag: bool
@@ -213,6 +244,8 @@ class Options:
     stage_limit: float | None = STAGE_SECONDS
     share: bool = True
     ablate: bool = False
+    diagnose: str = "off"
+    diagnose_budget: float = DIAGNOSIS_SECONDS
 
     @classmethod
     def from_config(cls, config: pytest.Config) -> Options:
@@ -258,6 +291,8 @@ class Options:
             stage_limit=STAGE_SECONDS if seconds is None else seconds or None,
             share=not config.getoption("exportcheck_no_share"),
             ablate=bool(config.getoption("exportcheck_ablate")),
+            diagnose=_diagnose(config),
+            diagnose_budget=_seconds(config, "exportcheck_diagnose_budget", DIAGNOSIS_SECONDS),
         )
 
     def check(self, exporters: Sequence[str], patch_modes: Sequence[str]) -> None:
@@ -310,21 +345,38 @@ class Options:
 
 
 def _stage_timeout(config: pytest.Config) -> float | None:
-    """The seconds that were asked for, ``None`` if nothing was."""
-    given: float | None = config.getoption("exportcheck_stage_timeout")
+    """The seconds that were asked for, 0 for no limit, ``None`` if nothing was."""
+    seconds: float | None = _seconds(config, "exportcheck_stage_timeout", None)
+    return seconds
+
+
+def _seconds(config: pytest.Config, name: str, default: Any) -> Any:
+    """Seconds from the option `name` or its ini twin; `default` if neither says."""
+    given: float | None = config.getoption(name)
+    flag = f"--{name.removeprefix('exportcheck_').replace('_', '-')}"
     if given is None:
-        ini = config.getini("exportcheck_stage_timeout")
+        ini = config.getini(name)
         if not ini:
-            return None
+            return default
         try:
             given = float(ini)
         except ValueError:
-            raise pytest.UsageError(
-                f"exportcheck_stage_timeout: {ini!r} is not a number of seconds"
-            ) from None
+            raise pytest.UsageError(f"{name}: {ini!r} is not a number of seconds") from None
+        flag = name
     if not 0 <= given < float("inf"):
-        raise pytest.UsageError(f"--stage-timeout {given}: expected seconds, 0 for no limit")
+        no_limit = ", 0 for no limit" if default is None else ""
+        raise pytest.UsageError(f"{flag} {given}: expected seconds{no_limit}")
     return given
+
+
+def _diagnose(config: pytest.Config) -> str:
+    """Which failures are explained."""
+    ini = str(config.getini("exportcheck_diagnose"))
+    if ini not in ("off", "failed", "all"):
+        raise pytest.UsageError(f"exportcheck_diagnose: {ini!r} is none of off, failed, all")
+    if config.getoption("exportcheck_diagnose_all"):
+        return "all"
+    return "failed" if config.getoption("exportcheck_diagnose") and ini == "off" else ini
 
 
 def _is_set(variable: str) -> bool:

@@ -26,7 +26,7 @@ from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
 from .checks.inputs import refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, refuse_unused_rules, tolerances_of
-from .checks.sizes import check_other_sizes
+from .checks.sizes import check_other_sizes, refuse_unknown_sizes
 from .checks.state import Held, differences, model_state
 from .errors import (
     CompareError,
@@ -126,9 +126,10 @@ class CheckedObservation(Observation):
         return render_golden(self.golden_graphs(), path, self.spec.relative)
 
     def check(self, graph: GraphObservation) -> None:
-        """Note a graph as broken where eager disagrees with itself."""
+        """Note a graph as broken where eager disagrees with itself, or the spec asks for sizes it has not."""
         device = torch.device(self.device).type
         try:
+            refuse_unknown_sizes(self.spec, graph)
             check_eager(graph, tolerances_of(self.spec, device, self.dtype))
         except ObserveError as error:
             self.fail(graph.name, error)

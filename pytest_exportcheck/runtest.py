@@ -19,10 +19,11 @@ from .errors import (
     error_class,
 )
 from .expectations import Expectation, expectation_for
+from .explain import Explanation, explain
 from .failures import error_lines, representation, reproduce_command, reproduce_line, update_line
 from .plugin import session_of
 from .reports.artifacts import keep_artifacts
-from .reports.record import DEVICE_NAME, case_record, to_plain
+from .reports.record import DEVICE_NAME, case_record, plain_text, to_plain
 from .session import RunningCase
 
 if TYPE_CHECKING:
@@ -125,13 +126,18 @@ class CaseRunner:
         if isinstance(error, ExportCheckError):
             running.stage = error.stage
         verdict = _verdict(report, running, error)
-        _rewrite(item, report, running, error, verdict)
+        explanation = None
+        if isinstance(error, ExportCheckError):
+            explanation = explain(self._session, running, error, expected=verdict.startswith("xfail"))
+            running.record.update(explanation.record)
+        _rewrite(item, report, running, error, verdict, explanation)
         record = case_record(running, verdict, _message(report, error), error)
         record |= self._more(item, running, error)
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
         # JUnit writes what the test has at its teardown.
         item.user_properties.append(("exportcheck_verdict", verdict))
-        if verdict.split()[0] in ("fail", "xpass", "crash", "timeout"):
+        explained = verdict.startswith("xfail") and "diagnosis" in running.record
+        if explained or verdict.split()[0] in ("fail", "xpass", "crash", "timeout"):
             keep_artifacts(self._session.options.artifacts, report, running)
         return report
 
@@ -228,6 +234,7 @@ def _rewrite(
     running: RunningCase,
     error: BaseException | None,
     verdict: str,
+    explanation: Explanation | None,
 ) -> None:
     """Replace the report's text where ours says more: stage failures, unexpected passes, skips."""
     expected = item.stash.get(_EXPECTED, None)
@@ -250,6 +257,8 @@ def _rewrite(
     if not isinstance(error, ExportCheckError):
         return
     lines = error_lines(error)
+    if explanation is not None:
+        lines += explanation.lines
     if expected is not None and report.failed and not item.config.getoption("runxfail"):
         lines.append(_unexpected(error, expected, spec_path))
     if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
@@ -258,4 +267,6 @@ def _rewrite(
     lines.append(reproduce_line(item.config, report.nodeid, _named(before)))
     traceback = report.longrepr if item.config.getoption("verbose", 0) >= 2 else None
     kind = type(error).__name__
-    report.longrepr = representation(running.file, running.line, kind, lines, traceback, one_line)
+    report.longrepr = shown = representation(running.file, running.line, kind, lines, traceback, one_line)
+    if explanation is not None and explanation.diagnosis and not one_line:
+        shown.addsection("diagnosis", plain_text("\n".join(explanation.diagnosis)), "-")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from .numbers import Leaves, _inputs_by_path, _summary
 from .padding import where_masks
 
 __all__ = ["CapturedProgram"]
+
+Run = Callable[[dict[str, Any]], Leaves]
 
 
 class CapturedProgram:
@@ -35,13 +37,18 @@ class CapturedProgram:
         self._graph = graph
         self._tolerances = tolerances
         self._record = record
-        self._module: Any = None
+        self._run: Run | None = None
         self._agrees: list[int] = []
         self._refuses: list[str] = []
         self.differs: list[str] = []
 
-    def check(self, program: torch.export.ExportedProgram) -> None:
+    def check(self, program: torch.export.ExportedProgram, run: Run | None = None) -> None:
         """Replay every observed call; refusals by a guard are noted: the ONNX model has no guards.
+
+        Parameters
+        ----------
+        run:
+            Runs the program on (copies of) the tensor arguments by name; default: its module.
 
         Raises
         ------
@@ -49,7 +56,7 @@ class CapturedProgram:
             The numbers are not those of eager.
         """
         try:
-            self._module = program.module()
+            self._run = run or _runner(program)
         except Exception as error:
             self._record["captured"] = {"not_run": _first_line(error)}
             return
@@ -82,9 +89,10 @@ class CapturedProgram:
             )
 
     def _compare(self, arguments: Mapping[str, Any], expected: Leaves) -> list[LeafComparison]:
+        assert self._run is not None
         tensors, _ = split_constants(arguments)
         with torch.no_grad():
-            got = flatten_with_paths(self._module(**clone_tree(tensors)))
+            got = self._run(clone_tree(tensors))
         where = where_masks(self._spec.compare, _inputs_by_path(arguments), expected)
         return compare_leaves(expected, got, self._tolerances, where)
 
@@ -101,7 +109,7 @@ class CapturedProgram:
 
     def at(self, arguments: Mapping[str, Any], expected: Leaves) -> list[str]:
         """For the details of a failure of the converted program at other sizes."""
-        if self._module is None:
+        if self._run is None:
             return []
         try:
             results = self._compare(arguments, expected)
@@ -112,6 +120,11 @@ class CapturedProgram:
         if all(result.ok for result in results):
             return ["the captured program agrees with eager: the conversion or the runtime is to blame"]
         return [f"the captured program is wrong too: {_summary(results, self._tolerances)}"]
+
+
+def _runner(program: torch.export.ExportedProgram) -> Run:
+    module = program.module()
+    return lambda tensors: flatten_with_paths(module(**tensors))
 
 
 def _first_line(error: BaseException) -> str:

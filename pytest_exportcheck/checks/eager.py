@@ -21,6 +21,7 @@ from ..pytrees import clone_tree, flatten_with_paths
 from .compare import Tolerances, compare_leaves, table
 from .state import differences, model_state, replaced_or_written, tensors_of, training_modules
 from .trace import Event, Trace, first_difference
+from .writes import WriteWatch, tensor_leaves
 
 __all__ = ["check_eager"]
 
@@ -74,8 +75,7 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
     for call in graph.calls:
         what = f"call {call.index}" + (f" ({graph.name})" if graph.name else "")
         arguments = clone_tree(dict(call.arguments))
-        leaves = _tensor_leaves(arguments)
-        versions = {path: leaf._version for path, leaf in leaves.items()}
+        watch = WriteWatch(arguments)
         try:
             again = graph.target.call(arguments)
         except Exception as error:
@@ -98,11 +98,11 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
                 f"eager disagrees with itself on {what}{_first(found)}; no exporter is blamed",
                 details=[*found[1:], *table(results)],
             )
-        written = {path: leaf.detach() for path, leaf in leaves.items() if leaf._version != versions[path]}
+        written = watch.written()
         if written:
             # Nothing of it is the caller's: the arguments were copies.
             graph.writes[call.index] = written
-        for path, how in _lost_inputs(leaves, written, arguments, again).items():
+        for path, how in _lost_inputs(watch.leaves, written, arguments, again).items():
             lost.setdefault(path, how)
     _refuse_empty_outputs(graph)
     notes = _notes_on_state(graph, list(touched), generators)
@@ -137,15 +137,6 @@ def _first(found: Sequence[str]) -> str:
     return f": {found[0]}" if found else ""
 
 
-def _tensor_leaves(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return {
-        path: leaf
-        for name, value in arguments.items()
-        for path, leaf in flatten_with_paths(value, name)
-        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-    }
-
-
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
@@ -159,7 +150,7 @@ def _lost_inputs(
     """Path -> ``written`` or ``replaced``, for inputs that the call changes and that no output carries."""
     carried = {_memory(leaf) for _, leaf in flatten_with_paths(outputs) if isinstance(leaf, torch.Tensor)}
     lost = {path: "written" for path, leaf in written.items() if _memory(leaf) not in carried}
-    for path, leaf in _tensor_leaves(arguments).items():
+    for path, leaf in tensor_leaves(arguments).items():
         # A cache that appends puts a new tensor into the object that was passed.
         if leaves.get(path) is not leaf and _memory(leaf) not in carried:
             lost.setdefault(path, "replaced")
@@ -194,7 +185,7 @@ def _traced_writes(graph: GraphObservation) -> dict[str, str]:
     for call in graph.calls:
         if call.index in graph.writes:
             arguments = clone_tree(dict(call.arguments))
-            trace = Trace(graph.target.module, list(_tensor_leaves(arguments).items()))
+            trace = Trace(graph.target.module, list(tensor_leaves(arguments).items()))
             with trace.follow():
                 graph.target.call(arguments)
             places = trace.writes | places

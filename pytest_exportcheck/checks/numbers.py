@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..spec.names import choices
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .padding import expand_mask, where_masks
 from .state import training_modules
+from .writes import WriteWatch
 
 __all__ = ["blame_stand_ins", "check_observed_calls", "refuse_unused_rules", "tolerances_of"]
 
@@ -38,20 +40,35 @@ def _inputs_by_path(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {path: leaf for name, value in arguments.items() for path, leaf in flatten_with_paths(value, name)}
 
 
+@dataclass(frozen=True)
+class Ran:
+    """What a program did.
+
+    Attributes
+    ----------
+    after:
+        Path -> what is in each input afterwards.
+    written:
+        The inputs that it wrote to in place.
+    """
+
+    outputs: Leaves
+    after: dict[str, Any]
+    written: frozenset[str]
+
+
 def _run(
     session: Session,
     arguments: Mapping[str, Any],
     what: str,
     error_class: type[ExportCheckError],
-    writes: Collection[str] = (),
-) -> Leaves:
-    """Outputs, and the inputs of the paths `writes` as the program leaves them."""
+) -> Ran:
     tensors = clone_tree(split_constants(arguments)[0])
-    run = session.run_in_place if writes and isinstance(session, WritesInputs) else session.run
+    run = session.run_in_place if isinstance(session, WritesInputs) else session.run
+    watch = WriteWatch(tensors)
     try:
         outputs = run(tensors)
-        after = _inputs_by_path(tensors)
-        return [*outputs, *((_in_place(path), after[path]) for path in writes if path in after)]
+        return Ran(outputs, _inputs_by_path(tensors), frozenset(watch.written()))
     except ExportCheckError as error:
         raise error_class(f"{what}: {error.message}", details=error.details) from error
     except (Exception, SystemExit) as error:
@@ -63,6 +80,24 @@ def _run(
 
 def _in_place(path: str) -> str:
     return f"{path} (in place)"
+
+
+def add_writes(
+    session: Session, expected: Leaves, ran: Ran, arguments: Mapping[str, Any], by_eager: Mapping[str, Any]
+) -> tuple[Leaves, Leaves]:
+    """What is compared, of eager and of the program: outputs, and the inputs that one of them wrote to.
+
+    Only of a program that can write to its inputs. Eager leaves an input that is not in `by_eager` as it was
+    given.
+    """
+    if not isinstance(session, WritesInputs):
+        return expected, ran.outputs
+    given = _inputs_by_path(arguments)
+    paths = [*by_eager, *(path for path in ran.after if path in ran.written and path not in by_eager)]
+    return (
+        [*expected, *((_in_place(path), by_eager.get(path, given.get(path))) for path in paths)],
+        [*ran.outputs, *((_in_place(path), ran.after[path]) for path in paths if path in ran.after)],
+    )
 
 
 def _only_padding(
@@ -245,14 +280,15 @@ def check_observed_calls(
             arguments = graph.shapes.complete(call)
         except ObserveError as error:
             raise RunError(error.message, details=error.details) from error
-        written = graph.writes.get(call.index, {}) if isinstance(session, WritesInputs) else {}
         try:
-            got = _run(session, arguments, what, RunError, written)
+            ran = _run(session, arguments, what, RunError)
         except RunError:
             blame_stand_ins(graph, tolerances)
             raise
         enter("compare")
-        expected = call.output_leaves() + [(_in_place(path), leaf) for path, leaf in written.items()]
+        expected, got = add_writes(
+            session, call.output_leaves(), ran, arguments, graph.writes.get(call.index, {})
+        )
         inputs = _inputs_by_path(arguments)
         where = where_masks(spec.compare, inputs, expected)
         results = compare_leaves(expected, got, tolerances, where)

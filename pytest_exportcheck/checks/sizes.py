@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import ExportCheckError, ResizeError
+import torch
+
+from ..errors import ExportCheckError, ObserveError, ResizeError
 from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
 from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
@@ -15,11 +17,12 @@ from ..spec import ModelSpec
 from ..spec.names import suggest
 from .captured import CapturedProgram
 from .compare import Tolerances, compare_leaves, table
-from .numbers import Leaves, _inputs_by_path, _only_padding, _run, _summary
+from .numbers import Leaves, _inputs_by_path, _only_padding, _run, _summary, add_writes
 from .padding import where_masks
 from .thresholds import Thresholds, decided_otherwise, find_thresholds
+from .writes import WriteWatch
 
-__all__ = ["check_other_sizes"]
+__all__ = ["check_other_sizes", "refuse_unknown_sizes"]
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:
@@ -29,21 +32,8 @@ def _sizes_text(sizes: Mapping[str, int]) -> str:
 def _wanted(
     spec: ModelSpec, graph: GraphObservation, comparisons: Sequence[Comparison]
 ) -> tuple[list[dict[str, int]], Thresholds]:
-    """(sizes to try, those of them that are due to comparisons).
-
-    Raises
-    ------
-    ResizeError
-        The spec lists sizes of a symbol that the graph has not.
-    """
+    """(sizes to try, those of them that are due to comparisons)."""
     if isinstance(spec.resize, Mapping):
-        unknown = [name for name in spec.resize if name not in graph.shapes.symbols]
-        if unknown:
-            named = ", ".join(name + suggest(name, graph.shapes.symbols) for name in unknown)
-            raise ResizeError(
-                f"resize names {named}, the symbols of this graph are "
-                f"{', '.join(graph.shapes.symbols) or 'none'}"
-            )
         return sizes_from_spec(graph.example, spec.resize), Thresholds()
     others = other_sizes(graph.shapes, graph.example, graph.calls)
     observed = [sizes for sizes in graph.shapes.sizes.values() if sizes.keys() == graph.example.sizes.keys()]
@@ -51,8 +41,32 @@ def _wanted(
     return [*others, *thresholds.sizes], thresholds
 
 
-def _eager(graph: GraphObservation, arguments: Mapping[str, Any]) -> Leaves:
-    return flatten_with_paths(clone_tree(graph.eager(arguments)))
+def refuse_unknown_sizes(spec: ModelSpec, graph: GraphObservation) -> None:
+    """Whether the symbols whose sizes the spec lists are those of the graph: known before any export.
+
+    Raises
+    ------
+    ObserveError
+        The graph has no such symbol.
+    """
+    symbols = graph.shapes.symbols
+    listed = spec.resize if isinstance(spec.resize, Mapping) else {}
+    unknown = [name for name in listed if name not in symbols]
+    if unknown:
+        line, column = spec.location("resize", unknown[0])
+        named = ", ".join(name + suggest(name, symbols) for name in unknown)
+        which = f"graph {graph.name}" if graph.name else "the graph"
+        raise ObserveError(
+            f"{spec.relative}:{line}:{column}: resize names {named}, the symbols of {which} are "
+            f"{', '.join(symbols) or 'none'}"
+        )
+
+
+def _eager(graph: GraphObservation, arguments: Mapping[str, Any]) -> tuple[Leaves, dict[str, torch.Tensor]]:
+    """Outputs, and what is in each input afterwards that eager wrote to."""
+    copies = clone_tree(dict(arguments))
+    watch = WriteWatch(copies)
+    return flatten_with_paths(clone_tree(graph.target.call(copies))), watch.written()
 
 
 def check_other_sizes(
@@ -72,6 +86,8 @@ def check_other_sizes(
         What the capture decided by the sizes of its example: sizes on the other side are tried too.
     captured:
         The program before its conversion, to tell which of the two is wrong.
+
+    Compared are outputs and, of a program that can write to its inputs, what eager or the program writes to.
 
     Raises
     ------
@@ -98,7 +114,7 @@ def check_other_sizes(
             # A size of the spec that no memory holds.
             raise ResizeError(f"no inputs of sizes {text} can be made: {error}") from error
         try:
-            expected = _eager(graph, arguments)
+            expected, by_eager = _eager(graph, arguments)
         except Exception as error:
             # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
             lines = str(error).strip().splitlines() or ["no message"]
@@ -106,8 +122,9 @@ def check_other_sizes(
             continue
         noted["failed"] = text
         try:
-            got = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
-            _judge(spec, session, tolerances, arguments, expected, got, text)
+            ran = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
+            both = add_writes(session, expected, ran, arguments, by_eager)
+            _judge(spec, session, tolerances, arguments, *both, text)
         except ExportCheckError as error:
             if captured is not None:
                 error.details += captured.at(arguments, expected)

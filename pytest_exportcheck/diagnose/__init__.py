@@ -1,16 +1,40 @@
-"""After a failure: which step, which node, which submodule, and what is known about it."""
+"""After a failure: which step, which node, which submodule, and what is known about it.
+
+Imported on first use: the table of known causes is asked by runs that have no need of torch.
+"""
 
 from __future__ import annotations
 
-from .causes import CAUSES, Cause, known_causes
-from .culprits import Culprit, CulpritSearch, find_culprits
-from .diagnosis import Diagnosis, diagnose, diagnose_case
-from .ladder import Ladder, Rung, climb
-from .nodes import NodeError, NodeSearch, first_bad_node
-from .pieces import ModelDiagnoseOutput
-from .status import CustomOpStrategy, StatusExport, StatusExportCode
-from .subject import Clock, Sample, Subject, subject_of
-from .trace import trace_execution_piece_by_piece, trace_forward_execution
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_PUBLIC = {
+    "CAUSES": "causes",
+    "Cause": "causes",
+    "Clock": "subject",
+    "Culprit": "culprits",
+    "CulpritSearch": "culprits",
+    "CustomOpStrategy": "status",
+    "Diagnosis": "diagnosis",
+    "Ladder": "ladder",
+    "ModelDiagnoseOutput": "pieces",
+    "NodeError": "nodes",
+    "NodeSearch": "nodes",
+    "Rung": "ladder",
+    "Sample": "subject",
+    "StatusExport": "status",
+    "StatusExportCode": "status",
+    "Subject": "subject",
+    "climb": "ladder",
+    "diagnose": "diagnosis",
+    "diagnose_case": "diagnosis",
+    "find_culprits": "culprits",
+    "first_bad_node": "nodes",
+    "known_causes": "causes",
+    "subject_of": "subject",
+    "trace_execution_piece_by_piece": "trace",
+    "trace_forward_execution": "trace",
+}
 
 __all__ = [
     "CAUSES",
@@ -39,3 +63,22 @@ __all__ = [
     "trace_execution_piece_by_piece",
     "trace_forward_execution",
 ]
+
+if TYPE_CHECKING:
+    from .causes import CAUSES, Cause, known_causes
+    from .culprits import Culprit, CulpritSearch, find_culprits
+    from .diagnosis import Diagnosis, diagnose, diagnose_case
+    from .ladder import Ladder, Rung, climb
+    from .nodes import NodeError, NodeSearch, first_bad_node
+    from .pieces import ModelDiagnoseOutput
+    from .status import CustomOpStrategy, StatusExport, StatusExportCode
+    from .subject import Clock, Sample, Subject, subject_of
+    from .trace import trace_execution_piece_by_piece, trace_forward_execution
+
+
+def __getattr__(name: str) -> object:
+    try:
+        module = _PUBLIC[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(import_module(f".{module}", __name__), name)

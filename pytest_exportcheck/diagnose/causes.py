@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["CAUSES", "Cause", "Evidence", "known_causes"]
+__all__ = ["CAUSES", "Cause", "Evidence", "causes_of_text", "known_causes"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,11 @@ class Evidence:
     other_sizes:
         Whether it fails only at sizes that no observed call had.
     masked_rows:
-        Whether a mask among the inputs has rows without a single position.
+        Whether a mask among the inputs has rows without a single position; ``None``: that is not known.
     operators:
         Operators of torch in the captured program, empty if there is none.
+    fresh:
+        It fails in a process in which nothing ran before, too.
     """
 
     text: str
@@ -43,8 +45,9 @@ class Evidence:
     guilty: str = ""
     differs: bool = False
     other_sizes: bool = False
-    masked_rows: bool = False
+    masked_rows: bool | None = None
     operators: Sequence[str] = ()
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,18 @@ class Cause:
         return {"name": self.name, "sentence": self.sentence, "remedy": self.remedy, "link": self.link}
 
 
+def _masked_nan(evidence: Evidence) -> bool:
+    """NaN on one side where the mask is 0, and nowhere else: all that a message can show of masked rows."""
+    return "attention_mask is 0" in evidence.text and re.search(_NAN, evidence.text) is not None
+
+
+def _infinite(evidence: Evidence) -> bool:
+    """Infinity on one side; NaN may have other reasons."""
+    return re.search(r"(?<![\w])-?inf instead of|instead of -?inf\b", evidence.text) is not None
+
+
+_NAN = r"\bnan instead of|instead of nan\b"
+
 CAUSES: tuple[Cause, ...] = (
     Cause(
         "0/1 specialisation",
@@ -102,8 +117,8 @@ CAUSES: tuple[Cause, ...] = (
         "fixed axis",
         "the model's code computes with the size of a dynamic axis as with a plain number, so that the graph "
         "is right for this size only",
-        "find the line with the culprit below: int(), a comparison with a constant, a buffer made for one "
-        "size; or make the axis static if it really is",
+        "look for int(), a comparison with a constant or a buffer made for one size (--diagnose names the "
+        "line); or make the axis static if it really is",
         pattern=r"(?:marked .{0,80} as dynamic but your code specialized it|Constraints violated|"
         r"specialized it to be a constant|dynamic axes became constants)",
     ),
@@ -160,8 +175,11 @@ CAUSES: tuple[Cause, ...] = (
         "https://github.com/pytorch/pytorch/issues/191855",
         pattern=r"(?:invalid expand shape|became constants|speciali[sz]ed|Guard failed)",
         test=lambda e: (
-            any(name.startswith(("aten.gru", "aten.lstm")) for name in e.operators)
-            or re.search(r"\b(?:GRU|LSTM)\b", e.text) is not None
+            not e.fresh
+            and (
+                any(name.startswith(("aten.gru", "aten.lstm")) for name in e.operators)
+                or re.search(r"\b(?:GRU|LSTM)\b", e.text) is not None
+            )
         ),
     ),
     Cause(
@@ -171,18 +189,22 @@ CAUSES: tuple[Cause, ...] = (
         "compare real positions only (compare: {output: {where: attention_mask}}), or let every row attend "
         "somewhere",
         "https://github.com/pytorch/pytorch/issues/103963",
-        pattern=r"(?:nan instead of|instead of nan|only where attention_mask is 0|outside|differs)",
-        test=lambda e: e.differs and (e.masked_rows or "attention_mask is 0" in e.text),
+        # A difference of a padded model alone proves nothing: it must be NaN, padding, or attention itself.
+        pattern=r"(?:nan instead of|instead of nan|only where attention_mask is 0|"
+        r"first wrong node %\w+ = aten\.\w*(?:softmax|scaled_dot_product))",
+        test=lambda e: e.differs and (_masked_nan(e) if e.masked_rows is None else e.masked_rows),
     ),
     Cause(
         "float16 overflow",
         "a value leaves the range of float16 (65504) in one of the two and not in the other: the order of "
         "operations differs, or one computes in float32 inside",
-        "clamp before the operation named above, or keep that layer in float32; bfloat16 has the range of "
+        "clamp before the operation that overflows, or keep that layer in float32; bfloat16 has the range of "
         "float32",
         "https://github.com/huggingface/transformers/issues/9295",
         pattern=r"(?:-?inf|nan) instead of|instead of (?:-?inf|nan)",
-        test=lambda e: e.dtype == "float16" and not e.masked_rows,
+        test=lambda e: (
+            e.dtype == "float16" and (e.masked_rows is False or (e.masked_rows is None and _infinite(e)))
+        ),
     ),
     Cause(
         "baked scalar or threshold",
@@ -199,6 +221,17 @@ CAUSES: tuple[Cause, ...] = (
         test=lambda e: e.guilty == "patches" and e.differs,
     ),
 )
+
+
+def causes_of_text(text: str, stage: str, dtype: str, fresh: bool) -> list[Cause]:
+    """What the message of a failure alone shows; rows that need more than a message are left out.
+
+    Parameters
+    ----------
+    fresh:
+        It was confirmed in a process in which nothing ran before.
+    """
+    return known_causes(Evidence(text, stage, dtype, differs=stage in ("compare", "resize"), fresh=fresh))
 
 
 def known_causes(evidence: Evidence) -> list[Cause]:

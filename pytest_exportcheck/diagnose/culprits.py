@@ -128,12 +128,20 @@ class CulpritSearch:
         What was not searched, and why.
     root:
         Result of the whole.
+    tree, exporter:
+        What was searched, and how its pieces were exported.
     """
 
     culprits: list[Culprit] = field(default_factory=list)
     tried: int = 0
     note: str = ""
     root: StatusExport | None = None
+    tree: ModelDiagnoseOutput | None = field(default=None, repr=False)
+    exporter: Exporter | None = field(default=None, repr=False)
+
+    def piece(self, site: str) -> ModelDiagnoseOutput | None:
+        """The piece at the site of a culprit."""
+        return next((piece for piece in self.tree or () if _site(piece) == site), None)
 
     def lines(self) -> list[str]:
         """As shown to a person."""
@@ -206,7 +214,7 @@ def find_culprits(
     )
     with patches:
         status = search.export(root)
-        search.found.root = status
+        search.found.root, search.found.tree, search.found.exporter = status, root, chosen
         if status.is_ok():
             search.found.note = "the whole passes on the traced calls: nothing to search for"
         else:

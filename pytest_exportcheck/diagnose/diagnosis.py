@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,10 +18,11 @@ from ..exporters.base import Exporter
 from ..exporters.registry import load_exporter
 from ..patches.base import PatchMode
 from ..patches.registry import load_patch_mode
-from .causes import Cause, Evidence, known_causes
+from .causes import Cause, Evidence, causes_of_text, known_causes
 from .culprits import CulpritSearch, find_culprits, line_of
 from .ladder import Ladder, climb
 from .nodes import NodeSearch, first_bad_node
+from .reproduction import factory_of, reproduce
 from .subject import Clock, Subject, quietly
 from .trace import trace_forward_execution
 
@@ -51,6 +53,8 @@ class Diagnosis:
         Known failures that it looks like.
     node:
         For a refused conversion: the operator, its module and its line.
+    reproduction:
+        Where the script is, or why there is none.
     notes:
         What was not done, and why.
     seconds:
@@ -66,25 +70,26 @@ class Diagnosis:
     causes: list[Cause] = field(default_factory=list)
     node: str = ""
     line: str = ""
+    reproduction: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def lines(self) -> list[str]:
-        """As shown below a failure."""
-        shown = [f"diagnosis: {self.verdict}"]
-        if self.node:
-            shown.append(f"  {self.node}")
-        for cause in self.causes:
-            shown.extend(cause.lines())
-        if self.pieces is not None:
-            shown.extend(self.pieces.lines())
-        if self.nodes is not None:
-            shown.extend(self.nodes.lines())
+        """As shown below a failure: the verdict, the steps, the first node, the culprits, known causes."""
+        shown = [self.verdict]
         if self.ladder is not None and self.ladder.rungs:
             shown.extend(self.ladder.lines()[1:])
+        if self.node:
+            shown.append(f"node: {self.node}")
+        if self.nodes is not None:
+            shown.extend(self.nodes.lines())
+        if self.pieces is not None:
+            shown.extend(self.pieces.lines())
         if self.line and not (self.pieces is not None and self.pieces.culprits):
             shown.append(f"at {self.line}")
-        return [*shown, *self.notes]
+        for cause in self.causes:
+            shown.extend(cause.lines())
+        return [*shown, *self.reproduction, *self.notes]
 
     def to_record(self) -> dict[str, Any]:
         """Plain builtins, for the report."""
@@ -98,6 +103,7 @@ class Diagnosis:
             "ladder": self.ladder.to_record() if self.ladder is not None else None,
             "nodes": self.nodes.to_record() if self.nodes is not None else None,
             "pieces": self.pieces.to_record() if self.pieces is not None else None,
+            "reproduction": list(self.reproduction),
             "notes": list(self.notes),
             "seconds": round(self.seconds, 1),
         }
@@ -131,7 +137,16 @@ def subject_of_case(run: SpecRun, case: CaseId) -> Subject:
     )
 
 
-def diagnose_case(run: SpecRun, case: CaseId, error: ExportCheckError, budget_s: float = 120.0) -> Diagnosis:
+def diagnose_case(
+    run: SpecRun,
+    case: CaseId,
+    error: ExportCheckError,
+    budget_s: float = 120.0,
+    *,
+    begin: Callable[[str], None] = lambda step: None,
+    fresh: bool = False,
+    reproduction: Path | None = None,
+) -> Diagnosis:
     """Explain the failure of a case of a spec.
 
     Parameters
@@ -140,16 +155,22 @@ def diagnose_case(run: SpecRun, case: CaseId, error: ExportCheckError, budget_s:
         Holds the model and its observation; both are reused.
     budget_s:
         Seconds after which no new step begins. A step that runs is not interrupted.
+    begin:
+        Told the name of each step as it begins: a step may end the process.
+    fresh:
+        Nothing ran in this process before, so that no history is to blame.
+    reproduction:
+        Folder for a script that fails the same way without this plugin.
 
     Returns
     -------
     Diagnosis
         It never raises for what it finds: a step of its own that fails is a note.
     """
-    clock = Clock(budget_s)
+    clock = Clock(budget_s, begin)
     if error.stage in _BEFORE or case.exporter is None:
         found = Diagnosis(error.stage, error.message, f"the case fails at {error.stage}, before any export")
-        found.causes = known_causes(Evidence(_text(error), error.stage, case.dtype))
+        found.causes = causes_of_text(_text(error), error.stage, case.dtype, fresh)
         found.seconds = clock.spent
         return found
     try:
@@ -158,10 +179,20 @@ def diagnose_case(run: SpecRun, case: CaseId, error: ExportCheckError, budget_s:
         found = Diagnosis(error.stage, error.message, f"not reproduced: {again.stage}: {again.message}")
         found.seconds = clock.spent
         return found
-    return diagnose(subject, error, clock, dtype=case.dtype)
+    found = diagnose(subject, error, clock, dtype=case.dtype, fresh=fresh)
+    if reproduction is not None:
+        with quietly():
+            try:
+                found.reproduction = reproduce(found, subject, reproduction, factory_of(run.spec), clock)
+            except Exception as problem:  # as for the other steps
+                found.reproduction = [f"no reproduction: {type(problem).__name__}: {problem}"]
+        found.seconds = clock.spent
+    return found
 
 
-def diagnose(subject: Subject, error: ExportCheckError | None, clock: Clock, *, dtype: str = "") -> Diagnosis:
+def diagnose(
+    subject: Subject, error: ExportCheckError | None, clock: Clock, *, dtype: str = "", fresh: bool = False
+) -> Diagnosis:
     """Explain the failure of a subject; see `diagnose_case`."""
     found = Diagnosis(error.stage if error is not None else "", error.message if error is not None else "")
     with torch.no_grad(), quietly():
@@ -177,7 +208,7 @@ def diagnose(subject: Subject, error: ExportCheckError | None, clock: Clock, *, 
             _look_at_pieces(found, subject, ladder, clock)
     if not found.verdict:
         found.verdict = "nothing was found"
-    found.causes = known_causes(_evidence(found, error, dtype))
+    found.causes = known_causes(_evidence(found, error, dtype, fresh))
     found.seconds = clock.spent
     return found
 
@@ -206,6 +237,7 @@ def _look_at_nodes(found: Diagnosis, subject: Subject, ladder: Ladder, clock: Cl
     if clock.over:
         found.notes.append("the nodes were not searched: the time budget was used up")
         return
+    clock.begin("first node")
     try:
         with subject.active():
             found.nodes = first_bad_node(
@@ -268,6 +300,7 @@ def _look_at_pieces(found: Diagnosis, subject: Subject, ladder: Ladder, clock: C
     if clock.over:
         found.notes.append("the submodules were not searched: the time budget was used up")
         return
+    clock.begin("submodules")
     target = subject.target
     inputs = [call.arguments for call in subject.calls]
     if ladder.inputs is not None and ladder.inputs.label.startswith("sizes"):
@@ -287,15 +320,21 @@ def _look_at_pieces(found: Diagnosis, subject: Subject, ladder: Ladder, clock: C
                 tolerances=subject.tolerances,
                 options=subject.options,
             )
+        if found.pieces.culprits:
+            first = found.pieces.culprits[0]
+            more = f" and {len(found.pieces.culprits) - 1} more" if len(found.pieces.culprits) > 1 else ""
+            ladder.what += f"; smallest failing module: {first.site} ({first.kind}){more}"
+            found.verdict = ladder.verdict
     except Exception as problem:  # as above
         found.notes.append(f"the submodules could not be searched: {type(problem).__name__}: {problem}")
 
 
-def _evidence(found: Diagnosis, error: ExportCheckError | None, dtype: str) -> Evidence:
+def _evidence(found: Diagnosis, error: ExportCheckError | None, dtype: str, fresh: bool) -> Evidence:
     ladder = found.ladder
     parts = [_text(error), found.verdict]
     operators: Sequence[str] = ()
-    differs = masked = other = False
+    differs = other = False
+    masked: bool | None = None
     if ladder is not None:
         parts += [rung.note for rung in ladder.rungs]
         if ladder.error is not None:
@@ -320,6 +359,7 @@ def _evidence(found: Diagnosis, error: ExportCheckError | None, dtype: str) -> E
         other,
         masked,
         operators,
+        fresh,
     )
 
 

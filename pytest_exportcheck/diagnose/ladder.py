@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from ..checks.compare import LeafComparison
 from ..errors import ExportCheckError, SessionError
 from ..exporters.base import Exported, ExportRequest
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
@@ -26,6 +24,7 @@ from .onnx_models import (
     run_at_level,
 )
 from .programs import decompose, decomposition_table, interpret
+from .rungs import Ladder, Rung, innermost, kind_of, rung_of
 from .subject import Clock, Sample, Subject, first_line, quietly
 
 __all__ = ["Ladder", "Rung", "climb"]
@@ -41,103 +40,6 @@ _UNOPTIMIZED: dict[str, dict[str, Any]] = {
 _EVALUATOR = 300.0
 
 Outputs = list[tuple[str, Any]]
-
-
-@dataclass(frozen=True)
-class Rung:
-    """One step of the ladder on the inputs of the sample.
-
-    Attributes
-    ----------
-    name:
-        ``capture``, ``conversion``, ``onnxruntime ENABLE_BASIC``, ...
-    status:
-        ``ok``; ``differs`` from eager; ``fails``: the step or its program raised; ``not run``.
-    max_abs, max_rel:
-        Over all float outputs; ``None`` if there are no numbers.
-    worst:
-        Path of the output with the largest error.
-    note:
-        The error, or why it was not run.
-    """
-
-    name: str
-    status: str
-    max_abs: float | None = None
-    max_rel: float | None = None
-    worst: str = ""
-    note: str = ""
-    seconds: float = 0.0
-
-    @property
-    def bad(self) -> bool:
-        """Whether the step is where eager and the program part."""
-        return self.status in ("differs", "fails")
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain builtins."""
-        return {**vars(self), "seconds": round(self.seconds, 3)}
-
-
-@dataclass
-class Ladder:
-    """What the steps gave.
-
-    Attributes
-    ----------
-    sample:
-        Label of the inputs.
-    guilty:
-        Name of the guilty step, empty if none was found.
-    verdict, workaround:
-        One line each.
-    captured, decomposed, plain, final:
-        The programs in between, for those who look further; ``None`` if a step was not reached.
-    error:
-        What the guilty step raised, if it did.
-    """
-
-    sample: str = ""
-    rungs: list[Rung] = field(default_factory=list)
-    guilty: str = ""
-    what: str = ""
-    workaround: str = ""
-    inputs: Sample | None = None
-    captured: torch.export.ExportedProgram | None = None
-    decomposed: torch.export.ExportedProgram | None = None
-    plain: Exported | None = None
-    final: Exported | None = None
-    error: BaseException | None = None
-
-    @property
-    def verdict(self) -> str:
-        """``guilty: onnxruntime graph optimization (level ENABLE_EXTENDED); workaround: ...``."""
-        if not self.guilty:
-            return self.what or "not reproduced: every step agrees with eager"
-        return f"guilty: {self.what}" + (f"; workaround: {self.workaround}" if self.workaround else "")
-
-    def lines(self) -> list[str]:
-        """The verdict, and a table of the steps."""
-        rows: list[tuple[str, ...]] = [("step", "max abs", "max rel", "", "")]
-        for rung in self.rungs:
-            number = [f"{v:.1e}" if v is not None else "" for v in (rung.max_abs, rung.max_rel)]
-            rows.append((rung.name, *number, rung.status, rung.note or rung.worst))
-        widths = [max(len(row[k]) for row in rows) for k in range(4)]
-        table = [
-            "  " + "  ".join([*(c.ljust(w) for c, w in zip(row[:4], widths, strict=True)), row[4]]).rstrip()
-            for row in rows
-        ]
-        return [self.verdict, f"on {self.sample}:" if self.sample else "before any input was run:", *table]
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain builtins."""
-        return {
-            "sample": self.sample,
-            "guilty": self.guilty,
-            "verdict": self.verdict,
-            "workaround": self.workaround,
-            "rungs": [rung.to_record() for rung in self.rungs],
-        }
 
 
 def climb(subject: Subject, clock: Clock, *, sample: Sample | None = None) -> Ladder:
@@ -165,6 +67,7 @@ class _Climb:
 
     def run(self) -> Ladder:
         ladder = self.ladder
+        self.clock.begin("export")
         try:
             ladder.final, self.paths = self.subject.export()
         except (Exception, SystemExit) as error:
@@ -192,6 +95,7 @@ class _Climb:
     def _failing_sample(self) -> Sample | None:
         """The first inputs on which the program, as the check runs it, fails or differs."""
         assert self.ladder.final is not None
+        self.clock.begin("the program as the check runs it")
         try:
             session = open_session(self.ladder.final, self.subject.device, self.paths)
         except SessionError:
@@ -219,16 +123,20 @@ class _Climb:
     def _measure(self, name: str, step: Callable[[], Outputs]) -> Rung:
         """Run a step, compare its outputs with eager, keep the rung."""
         began = time.perf_counter()
+        self.clock.begin(name)
         assert self.sample is not None
         try:
             results = self.sample.compare(step(), self.subject.tolerances)
         except (Exception, SystemExit) as error:
             self.ladder.error = error
             rung = Rung(
-                name, "fails", note=f"{_kind(error)}{first_line(error)}", seconds=time.perf_counter() - began
+                name,
+                "fails",
+                note=f"{kind_of(error)}{first_line(error)}",
+                seconds=time.perf_counter() - began,
             )
         else:
-            rung = _rung(name, results, time.perf_counter() - began)
+            rung = rung_of(name, results, time.perf_counter() - began)
         self.ladder.rungs.append(rung)
         return rung
 
@@ -266,7 +174,7 @@ class _Climb:
         elif exporter.name.startswith("torch-export"):
             error = self.ladder.error
             assert error is not None
-            self.ladder.rungs.append(Rung("capture", "fails", note=f"{_kind(error)}{first_line(error)}"))
+            self.ladder.rungs.append(Rung("capture", "fails", note=f"{kind_of(error)}{first_line(error)}"))
             self._name("capture", f"torch.export refuses the model: {first_line(error)}")
 
     def _final_program(self) -> torch.export.ExportedProgram:
@@ -345,7 +253,7 @@ class _Climb:
         if self._measure("decomposition", decomposed).bad:
             self._name("decomposition", f"run_decompositions: {ladder.rungs[-1].note or 'other numbers'}")
             return
-        reason = _innermost(error)
+        reason = innermost(error)
         ladder.error = error
         ladder.rungs.append(Rung("conversion", "fails", note=first_line(reason)))
         self._name("conversion", f"conversion to ONNX is refused: {first_line(reason)}")
@@ -554,37 +462,3 @@ class _Climb:
             self.ladder.workaround = (
                 f'InferenceSession(..., disabled_optimizers=["{suspects[0]}"]), or {self.ladder.workaround}'
             )
-
-
-def _kind(error: BaseException) -> str:
-    return "" if isinstance(error, ExportCheckError) else f"{type(error).__name__}: "
-
-
-def _innermost(error: BaseException) -> BaseException:
-    seen: Iterator[BaseException] = _causes(error)
-    return list(seen)[-1]
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    known: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in known:
-        known.add(id(current))
-        yield current
-        current = current.__cause__
-
-
-def _rung(name: str, results: list[LeafComparison], seconds: float) -> Rung:
-    ok = all(result.ok for result in results)
-    numbers = [r for r in results if r.shape is not None]
-    shown = [r for r in results if not r.ok] or numbers
-    worst = max(shown, key=lambda r: (bool(r.reason), r.max_abs), default=None)
-    return Rung(
-        name,
-        "ok" if ok else "differs",
-        max((r.max_abs for r in numbers), default=None),
-        max((r.max_rel for r in numbers), default=None),
-        worst.path if worst is not None else "",
-        f"{worst.path}: {worst.reason}" if worst is not None and worst.reason else "",
-        seconds,
-    )

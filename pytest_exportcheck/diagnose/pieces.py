@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
 from ..checks.compare import Tolerances
 from ..checks.max_diff import max_diff
@@ -23,7 +21,8 @@ from ..pytrees.string_type import string_type
 from ..runtimes.base import Session, open_session
 from .custom_ops import ModuleAsOperator, hold, release
 from .onnx_custom_ops import open_with_custom_ops, table_of
-from .shape_rules import find_rule
+from .piece_shapes import PieceShapes
+from .piece_text import PieceText
 from .status import CustomOpStrategy, StatusExport, StatusExportCode
 from .subject import EXPORTER_ALIASES, Subject, first_line, load_any_exporter, quietly, subject_from_calls
 
@@ -33,7 +32,7 @@ __all__ = ["ModelDiagnoseOutput"]
 Strategy = bool | CustomOpStrategy | Mapping[Any, CustomOpStrategy]
 
 
-class ModelDiagnoseOutput:
+class ModelDiagnoseOutput(PieceShapes, PieceText):
     """A module at one call site, and the pieces that it calls.
 
     Attributes
@@ -139,161 +138,6 @@ class ModelDiagnoseOutput:
         result = self._results[-1]
         self.outputs.append(result if isinstance(result, tuple) else (result,))
         self.n_calls = max(self.n_calls, len(self.outputs))
-
-    # dynamic shapes
-
-    def guess_dynamic_dimensions(self, *tensors: torch.Tensor) -> dict[int, Any]:
-        """``{axis: Dim.DYNAMIC}`` for the axes whose size differs; `ValueError` if the ranks do."""
-        shapes = [tuple(tensor.shape) for tensor in tensors]
-        if len({len(shape) for shape in shapes}) > 1:
-            raise ValueError(f"{self.full_name}: the ranks of an input differ between calls: {shapes}")
-        return {
-            axis: torch.export.Dim.DYNAMIC
-            for axis, sizes in enumerate(zip(*shapes, strict=True))
-            if len(set(sizes)) > 1
-        }
-
-    def guess_dynamic_shape_object(self, *objs: Any, msg: Callable[[], str] | None = None) -> Any:
-        """Dynamic shapes of one argument from its values in several calls.
-
-        A tensor gives ``{axis: Dim.DYNAMIC}``, a constant or ``None`` gives ``None``; dicts, lists and tuples
-        keep their type; a cache, or another class registered as a pytree node, gives the list of its leaves.
-
-        Raises
-        ------
-        ValueError
-            The structures differ; `msg` says where.
-        """
-        where = msg() if msg is not None else ""
-        present = [value for value in objs if value is not None]
-        if not present:
-            return None
-        if len({type(value) for value in present}) > 1:
-            names = ", ".join(sorted({type(value).__name__ for value in present}))
-            raise ValueError(f"{self.full_name}: an argument is of several types: {names}{where}")
-        first = present[0]
-        if isinstance(first, torch.Tensor):
-            return self.guess_dynamic_dimensions(*present)
-        if isinstance(first, (bool, int, float, complex, str, bytes)):
-            return None
-        with register_flattening_functions(None):
-            flat = [_children(value) for value in present]
-        if flat[0] is None:
-            return None
-        # An empty cache has no leaves: those of the fuller calls count.
-        longest = max(len(children) for children in flat if children is not None)
-        full = [children for children in flat if children is not None and len(children) == longest]
-        if any(children is not None and len(children) not in (0, longest) for children in flat):
-            raise ValueError(f"{self.full_name}: a container has several lengths{where}")
-        shapes = [self.guess_dynamic_shape_object(*column, msg=msg) for column in zip(*full, strict=True)]
-        if isinstance(first, dict) and not dataclass_like(first):
-            return (
-                type(first)(zip(first, shapes, strict=True))
-                if type(first) is dict
-                else dict(zip(first, shapes, strict=True))
-            )
-        return tuple(shapes) if type(first) is tuple else shapes
-
-    def guess_dynamic_shapes(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """``(args, kwargs)`` of dynamic shapes; with one recorded call every axis is static."""
-        count = max((len(args) for args, _ in self.inputs), default=0)
-        names = dict.fromkeys(name for _, kwargs in self.inputs for name in kwargs)
-        args = tuple(
-            self.guess_dynamic_shape_object(
-                *[given[k] if k < len(given) else None for given, _ in self.inputs],
-                msg=lambda k=k: f" (input {k})",  # type: ignore[misc]
-            )
-            for k in range(count)
-        )
-        kwargs = {
-            name: self.guess_dynamic_shape_object(
-                *[given.get(name) for _, given in self.inputs],
-                msg=lambda name=name: f" (input {name!r})",  # type: ignore[misc]
-            )
-            for name in names
-        }
-        return args, kwargs
-
-    def _flat(self) -> tuple[list[list[Any]], list[list[Any]]]:
-        with register_flattening_functions(None):
-            inputs = [_pytree.tree_leaves(given) for given in self.inputs]
-            return inputs, [_pytree.tree_leaves(result) for result in self._results]
-
-    def build_shape_mapping_indices(
-        self, shape_functions: Mapping[str, Any] | None = None, verbose: int = 0
-    ) -> tuple[tuple[Any, torch.dtype, Callable[..., Any] | None], ...]:
-        """For each output tensor, where its shape comes from.
-
-        Returns
-        -------
-        tuple
-            ``(source, dtype, function)``: `source` is the number of the input leaf of the same shape, or the
-            shape itself if it never differs, or ``None``; then `function` makes an empty tensor of the shape
-            from the input leaves, and is ``None`` where no rule was found.
-        """
-        inputs, outputs = self._flat()
-        found: list[tuple[Any, torch.dtype, Callable[..., Any] | None]] = []
-        for index, leaf in enumerate(outputs[0] if outputs else []):
-            if not isinstance(leaf, torch.Tensor):
-                continue
-            shapes = [tuple(call[index].shape) for call in outputs]
-            same = [
-                position
-                for position, value in enumerate(inputs[0])
-                if isinstance(value, torch.Tensor)
-                and all(_shape(call[position]) == shape for call, shape in zip(inputs, shapes, strict=True))
-            ]
-            constant = shapes[0] if len(set(shapes)) == 1 else None
-            source = same[0] if same and (constant is None or len(shapes) == 1) else constant
-            function = (
-                self.determine_shape_fct(index, inputs, outputs, verbose, shape_functions)
-                if source is None
-                else None
-            )
-            found.append((source, leaf.dtype, function))
-        if verbose:
-            print(f"[shapes] {self.full_name}: {found}")
-        return tuple(found)
-
-    def determine_shape_fct(
-        self,
-        output_index: int,
-        flattened_inputs: Sequence[Sequence[Any]],
-        flattened_outputs: Sequence[Sequence[Any]],
-        verbose: int = 0,
-        shape_functions: Mapping[str, Any] | None = None,
-    ) -> Callable[..., torch.Tensor] | None:
-        """A function that makes an empty tensor of the shape of an output from the inputs.
-
-        A function given for the class or the name of the custom op wins; otherwise each size is derived from
-        the sizes of the inputs. ``None``: an axis follows no rule.
-        """
-        given = self._shape_functions(shape_functions)
-        if output_index in given:
-            function: Callable[..., torch.Tensor] = given[output_index]
-            return function
-        inputs = [[_shape(value) for value in call] for call in flattened_inputs]
-        leaf = flattened_outputs[0][output_index]
-        rules = []
-        for axis in range(leaf.dim()):
-            rule = find_rule(inputs, [call[output_index].shape[axis] for call in flattened_outputs])
-            if rule is None:
-                return None
-            rules.append(rule)
-        if verbose:
-            print(f"[shapes] {self.full_name}: output {output_index} = {[rule.text for rule in rules]}")
-
-        def make(*values: Any) -> torch.Tensor:
-            shapes = [_shape(value) for value in values]
-            return torch.empty([rule.evaluate(shapes) for rule in rules], dtype=leaf.dtype)
-
-        return make
-
-    def _shape_functions(self, given: Mapping[str, Any] | None) -> dict[int, Callable[..., Any]]:
-        for key in (type(self.model).__name__, self.custom_op_name):
-            if given and key in given:
-                return dict(given[key])
-        return {}
 
     # custom ops
 
@@ -585,76 +429,6 @@ class ModelDiagnoseOutput:
             )
         return opaque
 
-    # text
-
-    def get_export_report(self, exported_program: bool = False, fx: bool = False) -> str:
-        """One line for each piece: name, class, result.
-
-        Parameters
-        ----------
-        exported_program, fx:
-            Add the exported program, or its graph, below each line.
-        """
-        rows = [(f"{'..' * p.level}{p.name}", type(p.model).__name__, p._status_text(), p) for p in self]
-        first = max(len(row[0]) for row in rows) + 3
-        second = max(len(row[1]) for row in rows) + 3
-        lines = []
-        for name, kind, text, piece in rows:
-            lines.append(f"{name:{first}}{kind:{second}}{text}".rstrip())
-            program = getattr(piece, "fx", None)
-            indent = " " * (first + second)
-            for wanted, prefix in ((exported_program, "ep"), (fx, "fx")):
-                if wanted:
-                    shown = program if prefix == "ep" or program is None else program.graph
-                    content = str(shown) if program is not None else "-"
-                    lines.append(textwrap.indent(content, f"{indent}{prefix}: "))
-        return "\n".join(lines)
-
-    def _status_text(self) -> str:
-        status: StatusExport | None = getattr(self, "exporter_status", None)
-        if status is not None:
-            return status.pretty_text()
-        owner = self.parent
-        while owner is not None:
-            above: StatusExport | None = getattr(owner, "exporter_status", None)
-            if above is not None:
-                whole = above.is_ok() and StatusExportCode.CHILDC not in above.status
-                return "OK as part of its owner" if whole else "not tried"
-            owner = owner.parent
-        return "not tried"
-
-    def pretty_text(
-        self,
-        with_dynamic_shape: bool = False,
-        with_shape: bool = True,
-        with_min_max: bool = True,
-        with_device: bool = True,
-        with_inputs: bool = True,
-    ) -> str:
-        """The tree with the inputs (``>``) and outputs (``<``) of every piece."""
-        style = {"with_shape": with_shape, "with_min_max": with_min_max, "with_device": with_device}
-        indent = "    " * self.level
-        shapes = f"DS={self._shapes_text()}" if with_dynamic_shape else ""
-        if not self.children and not with_inputs:
-            middle = f": {shapes}" if shapes else ""
-            return f"{indent}>>> {self.name}: {type(self.model).__name__}{middle} <<<"
-        lines = [f"{indent}>>> {self.name}: {type(self.model).__name__}"]
-        if shapes:
-            lines.append(f"{indent}  {shapes}")
-        if with_inputs:
-            lines += [f"{indent}  > {string_type(given, **style)}" for given in self.inputs]
-        for child in self.children:
-            lines.append(child.pretty_text(with_dynamic_shape, with_inputs=with_inputs, **style))
-        if with_inputs:
-            lines += [f"{indent}  < {string_type(result, **style)}" for result in self.outputs]
-        return "\n".join([*lines, f"{indent}<<<"])
-
-    def _shapes_text(self) -> str:
-        try:
-            return str(self.guess_dynamic_shapes()).replace("<_DimHint.DYNAMIC: 3>", "DYN")
-        except ValueError as error:
-            return f"none: {error}"
-
 
 class _PieceSignature(CallSignature):
     """Of a piece: a parameter without default that no argument is given for was passed as ``None``."""
@@ -664,26 +438,6 @@ class _PieceSignature(CallSignature):
         given = {**dict.fromkeys(missing), **arguments}
         names = [*self.names, *(name for name in given if name not in self.names)]
         return super().call({name: given[name] for name in names if name in given})
-
-
-def _children(value: Any) -> list[Any] | None:
-    """Values one level below, ``None`` for a leaf; all leaves of a cache."""
-    if not isinstance(value, (dict, list, tuple)) and type(value) in _pytree.SUPPORTED_NODES:
-        return list(_pytree.tree_leaves(value))
-    if dataclass_like(value):
-        return list(_pytree.tree_leaves(value))
-    if isinstance(value, dict):
-        return list(value.values())
-    return list(value) if isinstance(value, (list, tuple)) else None
-
-
-def dataclass_like(value: Any) -> bool:
-    """A dict that is a class of its own (ModelOutput): torch.export knows it by its leaves."""
-    return isinstance(value, dict) and hasattr(type(value), "__dataclass_fields__")
-
-
-def _shape(value: Any) -> tuple[int, ...] | None:
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else None
 
 
 def _typed(error: BaseException, reason: str) -> str:

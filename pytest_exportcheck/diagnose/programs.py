@@ -13,6 +13,8 @@ import torch
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree
 
+from ..exporters.tables import shared_tables
+
 __all__ = [
     "Interpretation",
     "decompose",
@@ -27,7 +29,8 @@ __all__ = [
 def _registry() -> Any:
     from torch.onnx._internal.exporter import _registration
 
-    return _registration.ONNXRegistry.from_torchlib()
+    with shared_tables():
+        return _registration.ONNXRegistry.from_torchlib()
 
 
 def decomposition_table() -> dict[Any, Callable[..., Any]]:

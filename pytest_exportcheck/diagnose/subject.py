@@ -89,11 +89,18 @@ def quietly() -> Iterator[None]:
 
 
 class Clock:
-    """A time budget. Steps ask before they begin; a step that runs is not interrupted."""
+    """A time budget. Steps ask before they begin; a step that runs is not interrupted.
 
-    def __init__(self, seconds: float) -> None:
+    Attributes
+    ----------
+    begin:
+        Called with the name of each step.
+    """
+
+    def __init__(self, seconds: float, begin: Callable[[str], None] = lambda step: None) -> None:
         self._began = time.perf_counter()
         self.seconds = seconds
+        self.begin = begin
 
     @property
     def spent(self) -> float:

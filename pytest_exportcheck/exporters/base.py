@@ -46,7 +46,9 @@ class ExportRequest:
         Options of this exporter from the spec (``exporter_options``).
     captured:
         To be called with the ExportedProgram before it is converted. It is run on every observed call, so
-        that wrong numbers of the capture are told from those of the conversion (raises `ExportError`).
+        that wrong numbers of the capture are told from those of the conversion (raises `ExportError`). Where
+        its module does not take `kwargs` and return what the model returns, the second argument is a function
+        that does: tensor arguments by name in, (path, value) of the outputs out.
     share:
         What never changes may be made once per process (``--no-share`` turns it off).
     """
@@ -62,7 +64,7 @@ class ExportRequest:
     options: Mapping[str, Any]
     stage: Callable[[str], AbstractContextManager[None]]
     mode: Any = None
-    captured: Callable[[torch.export.ExportedProgram], None] = lambda program: None
+    captured: Callable[..., None] = lambda program, run=None: None
     share: bool = True
 
 

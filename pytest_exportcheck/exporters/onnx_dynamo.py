@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import ConstantArgument, OutputKind
 
-from ..errors import ExportError
+from ..errors import ConvertError, ExportError
 from .base import Exported, ExportRequest
 from .rnn import onnx_loops
 from .tables import shared_tables
@@ -87,6 +87,41 @@ def graph_outputs(
     return tensors, constants
 
 
+def raise_if_no_tensor(program: torch.export.ExportedProgram, paths: list[str], error: BaseException) -> None:
+    """Name the outputs that a failed conversion stumbled over because they are no tensors (torch 2.13).
+
+    It takes the name of every output but ``None``. For the number 3 it raises "'int' object has no attribute
+    'name'", which says nothing of the model.
+
+    Raises
+    ------
+    ConvertError
+        There are such outputs.
+    """
+    outputs = [
+        spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    if len(outputs) != len(paths):
+        return
+    values = {
+        path: argument.value
+        for path, argument in zip(paths, outputs, strict=True)
+        if isinstance(argument, ConstantArgument) and argument.value is not None
+    }
+    innermost = error
+    while innermost.__cause__ is not None:
+        innermost = innermost.__cause__
+    kinds = {type(value).__name__ for value in values.values()}
+    if str(innermost) not in {f"{kind!r} object has no attribute 'name'" for kind in kinds}:
+        return
+    shown = ", ".join(f"{path} ({type(value).__name__} {value!r})" for path, value in values.items())
+    raise ConvertError(
+        f"torch.onnx.export converts no outputs that are no tensors: {shown}: "
+        f"{type(innermost).__name__}: {innermost}",
+        details=["return a tensor in its place, or leave it out of the outputs"],
+    ) from error
+
+
 class OnnxDynamo:
     """The dynamo-based ONNX exporter of torch.
 
@@ -112,9 +147,13 @@ class OnnxDynamo:
             # Harmless, one per axis and per export: a name that another axis of the same size took already.
             warnings.filterwarnings("ignore", message="# The axis name")
             warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-            onnx_program = torch.onnx.export(
-                program, dynamic_shapes=request.dynamic_names, verbose=False, **options
-            )
+            try:
+                onnx_program = torch.onnx.export(
+                    program, dynamic_shapes=request.dynamic_names, verbose=False, **options
+                )
+            except Exception as error:
+                raise_if_no_tensor(program, request.output_paths, error)
+                raise
             assert onnx_program is not None
             if request.mode is not None:
                 request.mode.after_convert(onnx_program)

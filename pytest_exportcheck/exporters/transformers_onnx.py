@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -39,6 +40,35 @@ def _relaid(value: Any, axes: Mapping[int, Any]) -> Any:
     return node.unflatten_fn(entries, context) if type(value) in _pytree.BUILTIN_TYPES else entries
 
 
+def _path(name: str) -> str:
+    """Our path of an output. Its layout has a constant of each sliding layer among them; ours has not."""
+    return "" if name.endswith("._sliding_window_tensor") else name
+
+
+def _watched_exporter() -> tuple[Any, list[tuple[torch.export.ExportedProgram, torch.nn.Module]]]:
+    """(its exporter, the programs that it captures with their modules).
+
+    `OnnxExporter` is the capture of `DynamoExporter` and five steps more: a class between the two in the
+    order of inheritance sees what the one hands to the other (transformers 5.24).
+    """
+    from transformers.exporters import OnnxExporter
+    from transformers.exporters.exporter_dynamo import DynamoExporter
+
+    captures: list[tuple[torch.export.ExportedProgram, torch.nn.Module]] = []
+
+    class Watched(DynamoExporter):  # type: ignore[misc]
+        def export_program(self, *args: Any, **kwargs: Any) -> Any:
+            program, metadata = super().export_program(*args, **kwargs)
+            # At once: the steps that follow change the graph.
+            captures.append((program, program.module()))
+            return program, metadata
+
+    class WatchedOnnx(OnnxExporter, Watched):  # type: ignore[misc]
+        pass
+
+    return WatchedOnnx(), captures
+
+
 class TransformersOnnx:
     """The ONNX exporter that ships with transformers.
 
@@ -51,25 +81,42 @@ class TransformersOnnx:
 
     def export(self, request: ExportRequest) -> Exported:
         """Export with the inferred shapes; graph names are transformers' own paths."""
-        from transformers.exporters import OnnxConfig, OnnxExporter
+        from transformers.exporters import OnnxConfig
         from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
         from transformers.exporters.utils import get_leaf_tensors
 
+        exporter, captures = _watched_exporter()
         axes = dict(_axes_by_tensor(request.kwargs, request.dynamic_shapes))
         leaves = get_leaf_tensors(dict(request.kwargs))
-        # Its own registration has other leaves than ours for sliding layers, and its names count on it.
-        with (
-            warnings.catch_warnings(),
-            torch.no_grad(),
-            without_our_flattening(),
-            shared_tables(request.share),
-        ):
-            # "tested with torch 2.12": the verdict is what counts here.
-            warnings.simplefilter("ignore")
-            register_cache_pytrees_for_model(request.model)
-            shapes = {name: _relaid(value, axes) for name, value in request.kwargs.items()}
-            config = OnnxConfig(dynamic_shapes=shapes, **request.options)
-            exported = OnnxExporter().export(request.model, dict(request.kwargs), config)
+
+        @contextlib.contextmanager
+        def theirs() -> Iterator[None]:
+            # Its own registration has other leaves than ours for sliding layers, and its names count on it.
+            with warnings.catch_warnings(), torch.no_grad(), without_our_flattening():
+                # "tested with torch 2.12": the verdict is what counts here.
+                warnings.simplefilter("ignore")
+                register_cache_pytrees_for_model(request.model)
+                yield
+
+        def judge() -> None:
+            for captured, module in captures:
+
+                def run(tensors: dict[str, Any], module: torch.nn.Module = module) -> list[tuple[str, Any]]:
+                    with theirs():
+                        outputs = module(**tensors)
+                    return [(path, leaf) for name, leaf in outputs.items() if (path := _path(name))]
+
+                request.captured(captured, run)
+
+        try:
+            with theirs(), shared_tables(request.share):
+                shapes = {name: _relaid(value, axes) for name, value in request.kwargs.items()}
+                config = OnnxConfig(dynamic_shapes=shapes, **request.options)
+                exported = exporter.export(request.model, dict(request.kwargs), config)
+        except Exception:
+            judge()  # A wrong capture may be why the conversion fails.
+            raise
+        judge()
         program: Any = exported.program
         inputs = {str(value.name) for value in program.graph.inputs}
 
@@ -84,7 +131,7 @@ class TransformersOnnx:
             if path not in names and (name := graph_name(path)) is not None
         }
         outputs = [str(value.name) for value in program.graph.outputs]
-        paths = [name if name in request.output_paths else name.removeprefix("output.") for name in outputs]
-        # Its layout has a constant of each sliding layer among the outputs; ours has not.
-        paths = ["" if path.endswith("._sliding_window_tensor") else path for path in paths]
+        paths = [
+            _path(name if name in request.output_paths else name.removeprefix("output.")) for name in outputs
+        ]
         return Exported(program, names, paths, extra_inputs=extra)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from .messages import Failure, Work, decode, encode, warning_filters
+from .messages import LOST_CLIENT, Failure, Work, decode, encode, warning_filters
 
 if TYPE_CHECKING:
     import pytest
@@ -174,6 +174,7 @@ class FreshProcesses:
         }
         stage, result, timed_out = "load", None, False
         deadline = None if limit is None else time.monotonic() + limit + _GRACE_SECONDS
+        said = server.log_size()
         server.send(request)
         while True:
             message = server.receive(deadline)
@@ -213,7 +214,10 @@ class FreshProcesses:
             )
         else:
             kind, error, message_ = "crash", "CrashError", describe_exit(status)
-        details = tuple(_last_lines(stderr))
+        # What it said before it had a file of its own, or where that was closed, is in the server's.
+        details = tuple(_last_lines(stderr) or _last_lines(server.said_since(said)))
+        if status == LOST_CLIENT and details:
+            message_ += f": {details[-1].strip()}"
         return Outcome(Failure(kind, stage, error, message_, details), {}, stdout, stderr)
 
 
@@ -287,6 +291,19 @@ class _Server:
                     return {"event": "exit", "status": status}
             if deadline is not None and time.monotonic() >= deadline:
                 return None
+
+    def log_size(self) -> int:
+        """Bytes that were written to its standard error so far."""
+        with contextlib.suppress(OSError):
+            return self._log.stat().st_size
+        return 0
+
+    def said_since(self, size: int) -> str:
+        """What was written to its standard error beyond `size` bytes."""
+        with contextlib.suppress(OSError), open(self._log, "rb") as source:
+            source.seek(size)
+            return source.read(_SHOWN_CHARACTERS).decode("utf-8", "backslashreplace")
+        return ""
 
     def ended(self) -> int | None:
         """The exit status, negative for a signal; ``None`` while it runs."""

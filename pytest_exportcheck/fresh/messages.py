@@ -19,6 +19,8 @@ from ..errors import CrashError, ExportCheckError, HistoryError, StageTimeoutErr
 from ..reports.record import to_plain
 
 __all__ = [
+    "LOST_CLIENT",
+    "Explain",
     "Failure",
     "UnexpectedError",
     "Work",
@@ -29,6 +31,9 @@ __all__ = [
     "warning_filters",
     "write_all",
 ]
+
+#: Exit status of a process that could not send its result.
+LOST_CLIENT = 70
 
 
 class UnexpectedError(Exception):
@@ -51,6 +56,8 @@ class Work:
         What never changes is made once per process.
     ablate, limit:
         The case is not to be judged, but its patches; ``limit``: seconds that a stage may take.
+    explain:
+        The case is not judged, its failure is explained.
     """
 
     spec: str
@@ -61,6 +68,7 @@ class Work:
     share: bool = True
     ablate: bool = False
     limit: float | None = None
+    explain: Explain | None = None
 
     def to_plain(self) -> dict[str, Any]:
         """As a message carries it."""
@@ -69,7 +77,35 @@ class Work:
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Work:
         """Back from `to_plain`."""
-        return cls(**{**data, "case": CaseId(**data["case"])})
+        explain = data.get("explain")
+        return cls(
+            **{
+                **data,
+                "case": CaseId(**data["case"]),
+                "explain": Explain(**{**explain, "failure": Failure.from_plain(explain["failure"])})
+                if explain
+                else None,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Explain:
+    """What is to be explained, and how.
+
+    Attributes
+    ----------
+    failure:
+        As it was reported.
+    budget_s:
+        Seconds after which no new step begins.
+    reproduction:
+        Folder for a script that reproduces the failure; ``None``: none is wanted.
+    """
+
+    failure: Failure
+    budget_s: float
+    reproduction: str | None = None
 
 
 @dataclass(frozen=True)

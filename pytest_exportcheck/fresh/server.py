@@ -25,6 +25,7 @@ import pytest
 
 from ..reports.record import to_plain
 from .messages import (
+    LOST_CLIENT,
     Failure,
     Work,
     apply_warning_filters,
@@ -34,10 +35,7 @@ from .messages import (
     write_all,
 )
 
-__all__ = ["LOST_CLIENT", "main"]
-
-#: Exit status of a process that could not send its result.
-LOST_CLIENT = 70
+__all__ = ["main"]
 
 _POLL_SECONDS = 0.02
 _LINUX = sys.platform.startswith("linux")
@@ -86,8 +84,15 @@ def _next(lines: Iterator[bytes]) -> dict[str, Any]:
 def _send(sink: int, message: Mapping[str, Any]) -> None:
     try:
         write_all(sink, encode(message))
-    except OSError:
+    except OSError as error:
+        _say_last(f"the channel to the pytest process is closed: {error}")
         os._exit(LOST_CLIENT)
+
+
+def _say_last(text: str) -> None:
+    """Write to the descriptor of standard error: ``sys.stderr`` may be anything by now."""
+    with contextlib.suppress(OSError):
+        write_all(2, f"{text}\n".encode("utf-8", "backslashreplace"))
 
 
 def _die_with_parent(number: int) -> None:
@@ -259,8 +264,8 @@ def _serve(request: Mapping[str, Any], sink: int, restore: Callable[[], None]) -
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        _say_last("".join(traceback.format_exception(error)).rstrip())
     finally:
         # Neither exit handlers nor destructors: they belong to the process that was forked.
         os._exit(LOST_CLIENT)

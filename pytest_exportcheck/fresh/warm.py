@@ -53,6 +53,8 @@ def warm_up() -> Callable[[], None]:
     with contextlib.suppress(ImportError, AttributeError):
         from torch.onnx._internal.exporter import _registration
 
-        # Parses the functions of torchlib, which keep what was parsed.
-        _registration.ONNXRegistry.from_torchlib()
+        from ..exporters.tables import shared_tables
+
+        with shared_tables():
+            _registration.ONNXRegistry.from_torchlib()
     return lambda: torch.set_num_threads(threads)

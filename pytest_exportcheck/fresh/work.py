@@ -59,12 +59,18 @@ def perform(
 
 
 def perform_afresh(work: Work, enter: Callable[[str], None], record: dict[str, Any]) -> None:
-    """Do `work` from the spec file on. Of an ablation the record is what `ablation.ablate` returns."""
+    """Do `work` from the spec file on: judge the case, explain its failure, or say what its patches do.
+
+    Of an ablation the record is what `ablation.ablate` returns.
+    """
     enter("load")
     from ..pipeline import SpecRun
     from ..spec import load_spec
 
     run = SpecRun(load_spec(Path(work.spec), Path(work.root)), work.share)
+    if work.explain is not None:
+        _explain(work, run, enter, record)
+        return
     if work.ablate:
         from ..ablation import ablate, one_thread
 
@@ -72,6 +78,28 @@ def perform_afresh(work: Work, enter: Callable[[str], None], record: dict[str, A
             record.update(ablate(run, work.case, enter, work.limit))
         return
     perform(work, lambda: run, enter, record)
+
+
+def _explain(work: Work, run: SpecRun, enter: Callable[[str], None], record: dict[str, Any]) -> None:
+    """Fill the record with the diagnosis of a failure, and with its text."""
+    from ..diagnose.diagnosis import diagnose_case
+
+    assert work.explain is not None
+    error = work.explain.failure.exception()
+    assert isinstance(error, ExportCheckError)
+    with foreign_exits(lambda: "load"):
+        kept = work.explain.reproduction
+        found = diagnose_case(
+            run,
+            work.case,
+            error,
+            work.explain.budget_s,
+            begin=enter,
+            fresh=True,
+            reproduction=Path(kept) if kept is not None else None,
+        )
+    record["diagnosis"] = found.to_record()
+    record["lines"] = found.lines()
 
 
 @contextmanager

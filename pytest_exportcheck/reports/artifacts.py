@@ -11,17 +11,22 @@ from .record import json_ready
 if TYPE_CHECKING:
     import pytest
 
+    from ..plan import PlannedCase
     from ..session import RunningCase
 
-__all__ = ["keep_artifacts"]
+__all__ = ["artifacts_folder", "keep_artifacts"]
+
+
+def artifacts_folder(root: Path, planned: PlannedCase) -> Path:
+    """The folder of a case below `root`; workers never share one."""
+    return root / Path(planned.spec.relative).with_suffix("") / planned.case.label()
 
 
 def keep_artifacts(root: Path | None, report: pytest.TestReport, running: RunningCase) -> None:
-    """Write the artifacts of a failed case to a folder of its own; workers never share one."""
+    """Write the artifacts of a failed case to a folder of its own."""
     if root is None:
         return
-    spec = running.planned.spec
-    folder = root / Path(spec.relative).with_suffix("") / running.planned.case.label()
+    folder = artifacts_folder(root, running.planned)
     record: dict[str, Any] = dict(report.exportcheck)
     proposed = running.record.get("proposed_golden")
     try:

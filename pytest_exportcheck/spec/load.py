@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import Problem, SpecError
+from ..filepaths import relative_text
 from .model import ModelSpec
 from .names import suggest
 from .nodes import MAX_BYTES, NodePath, Report, parse_document
@@ -116,13 +116,7 @@ def _parse_stand_ins(section: dict[Any, Any], where: NodePath, folder: Path, rep
 
 
 def _shown(path: Path, root: Path | None) -> str:
-    if root is not None:
-        # Not Path.relative_to: a spec beside the root is still shown relative to it.
-        try:
-            return Path(os.path.relpath(path, root)).as_posix()
-        except ValueError:  # another drive
-            pass
-    return path.as_posix()
+    return path.as_posix() if root is None else relative_text(path, root)
 
 
 def _fault(shown: str, message: str) -> SpecError:

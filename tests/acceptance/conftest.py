@@ -1,12 +1,16 @@
-"""A project over the real engine, in a process of its own."""
+"""A project over the real engine, each run in a process of its own."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.warm_pytest import WarmPytest
 
 TOY = Path(__file__).with_name("toy_exporter")
 
@@ -61,8 +65,9 @@ def leaves():
 class RealProject:
     """Specs in a folder `specs`, and pytest run on them."""
 
-    def __init__(self, pytester: pytest.Pytester) -> None:
+    def __init__(self, pytester: pytest.Pytester, warm: WarmPytest) -> None:
         self.pytester = pytester
+        self._warm = warm
         self.folder = pytester.path / "specs"
         self.folder.mkdir()
         # A failure of these runs is what is tested; confirming it would take a process more for each.
@@ -88,6 +93,8 @@ class RealProject:
 
     def run(self, *args: str) -> pytest.RunResult:
         given = args if any(arg.startswith("specs") for arg in args) else (*args, "specs")
+        if sys.platform == "linux" and not any(arg.startswith("-n") and arg != "-n0" for arg in given):
+            return self._warm.run(("--exportcheck", *given), timeout=300)
         return self.pytester.runpytest_subprocess("--exportcheck", *given, timeout=300)
 
     def verdicts(self) -> dict[str, str]:
@@ -100,7 +107,9 @@ class RealProject:
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RealProject:
+def project(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, warm_pytest: WarmPytest
+) -> RealProject:
     for name in (
         "CI",
         "GITHUB_STEP_SUMMARY",
@@ -109,4 +118,4 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> RealP
         "EXPORTCHECK_ALLOW_CI_UPDATE",
     ):
         monkeypatch.delenv(name, raising=False)
-    return RealProject(pytester)
+    return RealProject(pytester, warm_pytest)

@@ -47,7 +47,7 @@ HONEST = {
     "19": Honest("observe", "observe", "call 0 has no mask", "no program can be fed with that call"),
     "21": Honest("pass", "convert", "ConversionError"),
     "23": Honest("pass", "session", "NOT_IMPLEMENTED"),
-    "25": Honest("pass", "convert", "'int' object has no attribute 'name'"),
+    "25": Honest("pass", "convert", "layers (int 3), cached (bool True)"),
     "27": Honest("pass", "pass"),
     "29": Honest("pass", "pass"),
     "31": Honest("pass", "pass"),
@@ -87,7 +87,8 @@ class Runner:
     def verdict(self, model: Path, exporter: str) -> Verdict:
         key = (model.stem, exporter)
         if key not in self.verdicts:
-            self.verdicts[key] = self.run(model, [exporter])[exporter]
+            found = self.run(model, EXPORTERS)
+            self.verdicts.update({(model.stem, each): verdict for each, verdict in found.items()})
         return self.verdicts[key]
 
     def run(self, model: Path, exporters: Any) -> dict[str, Verdict]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_exportcheck.diagnose.causes import CAUSES, Evidence, known_causes
+from pytest_exportcheck.diagnose.causes import CAUSES, Evidence, causes_of_text, known_causes
 
 D = torch.export.Dim.DYNAMIC
 
@@ -117,6 +117,41 @@ def test_a_missing_kernel() -> None:
 )
 def test_what_was_found_counts(evidence: Evidence, expected: list[str]) -> None:
     assert names(evidence) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "stage", "dtype", "fresh", "expected"),
+    [
+        ("Could not guard on data-dependent expression", "export", "float32", True, "data-dependent branch"),
+        ("No ONNX function found for <OpOverload(x)>", "convert", "float32", True, "missing ONNX operator"),
+        ("y: inf instead of 6.5e+04", "compare", "float16", True, "float16 overflow"),
+        # NaN may come from a row of padding: only the inputs tell.
+        ("y: nan instead of 6.5e+04", "compare", "float16", True, None),
+        ("y: nan instead of 0; they differ only where attention_mask is 0", "compare", "float32", True,
+         "fully masked attention rows"),
+        ("y: nan instead of 0", "compare", "float32", True, None),
+        ("they differ only where attention_mask is 0", "compare", "float32", True, None),
+        ("dynamic axes of a GRU became constants", "export", "float32", False,
+         "recurrent layer after another export"),
+        # A fresh process fails too: no history is to blame.
+        ("Guard failed in an LSTM", "run", "float32", True, None),
+        ("outputs of the captured program differ", "compare", "float32", True, None),
+    ],
+)  # fmt: skip
+def test_a_message_alone_claims_no_more_than_it_shows(
+    text: str, stage: str, dtype: str, fresh: bool, expected: str | None
+) -> None:
+    found = [cause.name for cause in causes_of_text(text, stage, dtype, fresh)]
+    assert (expected in found) if expected else (found == []), found
+
+
+def test_a_padded_mask_alone_explains_no_difference() -> None:
+    wrong = "guilty: conversion to ONNX; first wrong node %gelu = aten.gelu.default"
+    assert names(Evidence(wrong, "compare", differs=True, masked_rows=True)) == []
+    attention = "first wrong node %a = aten.scaled_dot_product_attention.default"
+    assert names(Evidence(attention, "compare", differs=True, masked_rows=True)) == [
+        "fully masked attention rows"
+    ]
 
 
 def test_every_row_is_whole() -> None:

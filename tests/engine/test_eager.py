@@ -248,6 +248,40 @@ def test_a_program_that_drops_the_write_fails(tmp_path: Path) -> None:
     assert "x (in place)" in str(error)
 
 
+@pytest.mark.parametrize("guilty", ["program", "eager"])
+def test_a_write_that_is_wrong_at_another_size_only(tmp_path: Path, guilty: str) -> None:
+    """It adds 0 in every observed call, and something to five rows and more."""
+
+    class Pure:
+        name = "pure"
+
+        def export(self, request: ExportRequest) -> Exported:
+            return Exported(lambda x: x * 2)
+
+    class Writes:
+        name = "writes"
+
+        def export(self, request: ExportRequest) -> Exported:
+            return Exported(lambda x: (x * 2, x.add_(x.shape[0] // 6))[0])
+
+    writes = forward("y = x * 2", "x.add_(x.shape[0] // 6)", "return y")
+    body, exporter = (writes, Pure()) if guilty == "eager" else (forward("return x * 2"), Writes())
+    run = net(tmp_path, body, "resize: {x_dim_0: [5, 7]}\n")
+    EXPORTERS.register(exporter.name, exporter)
+    try:
+        stage, error, record = verdict(run, exporter.name)
+    finally:
+        EXPORTERS.unregister(exporter.name)
+    assert stage == "resize"
+    assert "1 of 2 outputs" in str(error)
+    assert "x (in place)" in str(error)
+    assert record["resize"]["passed"] == ["x_dim_0=5"]
+    assert record["resize"]["failed"] == "x_dim_0=7"
+    right = verdict(run, "torch-export")
+    assert right[0] == "pass", right[1]
+    assert right[2]["resize"]["passed"] == ["x_dim_0=5", "x_dim_0=7"]
+
+
 def test_an_input_that_is_returned_is_no_news(tmp_path: Path) -> None:
     """A cache that is written to and returned: compared as an output."""
     notes, graph = observed(net(tmp_path, forward("x.add_(1)", "return {'y': x * 2, 'x': x[:, :2]}")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +74,54 @@ def test_transformers_exporter_in_a_case(tmp_path: Path) -> None:
     assert "forward" not in vars(run.model("cpu", "float32"))
 
 
+def test_the_capture_of_the_transformers_exporter_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.exporters.exporter_dynamo import DynamoExporter
+
+    run = make_run(tmp_path, LLAMA_WITH_CACHE, name="llama")
+    stage, error, record = verdict(run, "transformers-onnx", "own")
+    assert stage == "pass", error
+    assert record["captured"] == {"agrees": 2, "refuses": [], "differs": []}
+    capture = DynamoExporter.export_program
+
+    def wrong(self: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+        program, metadata = capture(self, model, *args, **kwargs)
+        weight = program.state_dict["lm_head.weight"]
+        program._state_dict["lm_head.weight"] = torch.nn.Parameter(weight * 1.01)
+        return program, metadata
+
+    monkeypatch.setattr(DynamoExporter, "export_program", wrong)
+    stage, error, record = verdict(run, "transformers-onnx", "own")
+    assert stage == "export"
+    assert "the captured program already differs from eager, call 1 of 2: 1 of 3 outputs" in str(error)
+    assert record["captured"]["agrees"] == 0
+
+
+LLAMA_WITH_CACHE = """
+    def build_model():
+        from transformers import MistralConfig, MistralForCausalLM
+
+        torch.manual_seed(0)
+        return MistralForCausalLM(MistralConfig(
+            hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, vocab_size=32, max_position_embeddings=64, sliding_window=8))
+
+
+    def calls():
+        from transformers import DynamicCache
+
+        g = torch.Generator().manual_seed(0)
+        found = []
+        for batch, past, length in ((2, 3, 2), (3, 5, 4)):
+            cache = DynamicCache()
+            cache.update(*torch.randn(2, batch, 1, past, 8, generator=g).unbind(0), 0)
+            ids = torch.randint(0, 32, (batch, length), generator=g)
+            found.append(((), {"input_ids": ids, "cache": cache}))
+        return found
+"""
+
+
 LLAMA = """
     def build_model():
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -88,6 +137,51 @@ LLAMA = """
         ids = lambda *shape: torch.randint(0, 32, shape, generator=g)
         return [((), {"input_ids": ids(*s), "use_cache": False}) for s in ((2, 5), (3, 7))]
 """
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_keys_that_read_alike_are_two_outputs(tmp_path: Path, exporter: str) -> None:
+    source = """
+    def build_model():
+        class Net(nn.Module):
+            def forward(self, x):
+                return {1: x + 1, "1": x * 2}
+
+        return Net()
+
+
+    def calls():
+        return [((torch.rand(n, 4),), {}) for n in (2, 5)]
+    """
+    stage, error, record = verdict(make_run(tmp_path, source), exporter)
+    assert stage == "pass", error
+    assert [output["path"] for output in record["outputs"]] == ["1", "\\1"]
+
+
+@pytest.mark.parametrize("value", ["3", "2.5", "True", "'a'"])
+def test_an_output_that_is_no_tensor_is_named(tmp_path: Path, value: str) -> None:
+    source = f"""
+    def build_model():
+        class Net(nn.Module):
+            def forward(self, x):
+                return {{"y": x + 1, "none": None, "more": [x * 2, {value}]}}
+
+        return Net()
+
+
+    def calls():
+        return [((torch.rand(n, 4),), {{}}) for n in (2, 5)]
+    """
+    run = make_run(tmp_path, source)
+    assert verdict(run, "torch-export")[0] == "pass"
+    stage, error, _ = verdict(run, "onnx-dynamo")
+    kind = type(ast.literal_eval(value)).__name__
+    assert stage == "convert"
+    assert error is not None
+    assert error.message == (
+        f"torch.onnx.export converts no outputs that are no tensors: more.1 ({kind} {value}): "
+        f"AttributeError: {kind!r} object has no attribute 'name'"
+    )
 
 
 def test_options_are_passed(tmp_path: Path) -> None:

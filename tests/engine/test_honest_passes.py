@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_exportcheck.cases import CaseId
-from pytest_exportcheck.errors import ExportError, ResizeError
+from pytest_exportcheck.errors import ExportError, ObserveError, ResizeError
 from pytest_exportcheck.pipeline import SpecRun, run_case
 from pytest_exportcheck.spec import load_spec
 
@@ -26,7 +26,7 @@ class Scalar(torch.nn.Module):
 """
 
 
-def run(tmp_path, model, exporter, more=""):
+def run(tmp_path, model, exporter, more="", enter=lambda stage: None):
     (tmp_path / "models.py").write_text(MODELS)
     path = tmp_path / "one.yaml"
     path.write_text(
@@ -36,7 +36,7 @@ def run(tmp_path, model, exporter, more=""):
     )
     case = CaseId("one.yaml", exporter, "none", "cpu", "float32")
     record = {}
-    run_case(SpecRun(load_spec(path, tmp_path)), case, lambda stage: None, record)
+    run_case(SpecRun(load_spec(path, tmp_path)), case, enter, record)
     return record
 
 
@@ -45,10 +45,12 @@ def test_listed_sizes_that_eager_refuses_are_no_pass(tmp_path):
         run(tmp_path, "Short", "torch-export", "resize: {rows: [9, 10]}\n")
 
 
-def test_a_mistyped_name_of_a_size_is_told_with_the_one_that_was_meant(tmp_path):
-    meant = r"resize names rosw \(did you mean 'rows'\?\), the symbols of this graph are rows"
-    with pytest.raises(ResizeError, match=meant):
-        run(tmp_path, "Short", "torch-export", "resize: {rosw: [3]}\n")
+def test_a_mistyped_name_of_a_size_is_told_before_the_export(tmp_path):
+    meant = r"one.yaml:8:10: resize names rosw \(did you mean 'rows'\?\), the symbols of the graph are rows"
+    stages = []
+    with pytest.raises(ObserveError, match=meant):
+        run(tmp_path, "Short", "torch-export", "resize: {rosw: [3]}\n", stages.append)
+    assert stages == ["load", "load", "observe"]
 
 
 def test_one_listed_size_that_eager_takes_is_checked(tmp_path):

@@ -17,6 +17,7 @@ An action is the name of a stage (its error is raised there) or one of the other
 from __future__ import annotations
 
 import ctypes
+import io
 import os
 import signal
 import subprocess
@@ -118,7 +119,19 @@ def _print():
     os.write(2, b"straight to the descriptor\n")
 
 
+def _break():
+    """What ends a process without a verdict: nothing that it says to the pytest process can be written."""
+    import pytest_exportcheck.fresh.server
+
+    def to_plain(record):
+        raise KeyError("a record of nobody")
+
+    pytest_exportcheck.fresh.server.to_plain = to_plain
+    sys.stderr = io.StringIO()
+
+
 _HOSTILE = {
+    "breaks": _break,
     "segfault": lambda: ctypes.string_at(0),
     "abort": os.abort,
     "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),

@@ -123,6 +123,21 @@ def test_a_crash_or_a_hang_costs_one_case(any_project):
     assert all(gone(pid) for pid in hanging(any_project))
 
 
+def test_a_process_without_a_verdict_says_why(project):
+    """Its status is 70: it could not send its result."""
+    project.spec("a", kwargs={"do": {"torch-export": "closes", "onnx-dynamo": "breaks"}}, exporters=EXPORTERS)
+    result = project.run("--isolate", "-k", "torch-export-none or onnx-dynamo")
+    ended = "E   stage *: the process ended with status 70 and without a verdict: "
+    result.stdout.fnmatch_lines_random(
+        [
+            f"{ended}the channel to the pytest process is closed: [[]Errno 9[]] Bad file descriptor",
+            f"{ended}KeyError: 'a record of nobody'",
+            "E     Traceback (most recent call last):",
+            'E         raise KeyError("a record of nobody")',
+        ]
+    )
+
+
 def test_what_an_isolated_case_prints_is_captured(project):
     project.spec("a", kwargs={"do": {"torch-export": "print"}})
     project.pytester.makepyfile(

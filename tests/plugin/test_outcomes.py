@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 #: In place of torch, which takes a second to import in each worker.
@@ -111,6 +113,57 @@ def test_the_reproduction_is_relative_to_where_pytest_was_started(project, monke
     monkeypatch.chdir(project.pytester.path / "specs")
     result = project.run("vit.yaml", f"--rootdir={project.pytester.path}")
     result.stdout.fnmatch_lines(['E   reproduce:  pytest --exportcheck "vit.yaml::test_export*'])
+
+
+def test_specs_outside_of_the_root_directory(any_project, monkeypatch):
+    root = any_project.pytester.path
+    conftest = (root / "conftest.py").read_text()
+    for folder, do in (("a", {"torch-export": "compare"}), ("b", {})):
+        spec = any_project.spec("vit", kwargs={"do": do})
+        for path in (spec, any_project.golden_path("vit")):
+            moved = root / "out" / folder / path.relative_to(root / "specs")
+            moved.parent.mkdir(parents=True, exist_ok=True)
+            moved.write_text(path.read_text().replace("specs/__shapes__", f"../out/{folder}/__shapes__"))
+    (root / "out" / "conftest.py").write_text(conftest)
+    (root / "work").mkdir()
+    (root / "tox.ini").rename(root / "work" / "tox.ini")
+    monkeypatch.chdir(root / "work")
+    specs = ("../out/a/vit.yaml", "../out/b")
+    given = ("-c", "tox.ini", "--exportcheck-report=report.json", *specs)
+    result = any_project.run(*given)
+    verdicts = {case["nodeid"]: case["verdict"] for case in any_project.report("work/report.json")}
+    assert verdicts == {
+        "../out/a/vit.yaml::test_dynamic_shapes[cpu-float32]": "pass",
+        "../out/a/vit.yaml::test_export[cpu-float32-torch-export-none]": "fail compare",
+        "../out/b/vit.yaml::test_dynamic_shapes[cpu-float32]": "pass",
+        "../out/b/vit.yaml::test_export[cpu-float32-torch-export-none]": "pass",
+    }
+    result.stdout.fnmatch_lines(["2 cases: 1 pass, 1 FAIL   shapes: 2 ok *"])
+    line = next(line for line in result.outlines if "reproduce:" in line)
+    args = shlex.split(line.partition("pytest --exportcheck ")[2])
+    assert args == [
+        "--rootdir=.",
+        "-c",
+        "tox.ini",
+        "../out/a/vit.yaml::test_export[cpu-float32-torch-export-none]",
+    ]
+    again = any_project.run(*args)
+    again.assert_outcomes(failed=1)
+    again.stdout.fnmatch_lines(["FAILED ../out/a/vit.yaml::test_export*"])
+    assert line in again.outlines
+    any_project.run("-c", "tox.ini", "--lf", *specs).assert_outcomes(failed=1)
+
+
+def test_obsolete_goldens_beside_the_root_directory_count_once(project, monkeypatch):
+    root = project.pytester.path
+    project.spec("a")
+    project.golden("gone", "inputs: {}\n")
+    (root / "work").mkdir()
+    (root / "tox.ini").rename(root / "work" / "tox.ini")
+    (root / "conftest.py").rename(root / "specs" / "conftest.py")
+    monkeypatch.chdir(root / "work")
+    result = project.run("-c", "tox.ini", "../specs")
+    result.stdout.fnmatch_lines(["* 1 obsolete*", "obsolete (--prune-*): ../specs/__shapes__/gone.yaml"])
 
 
 def test_foreign_code_can_neither_stop_the_run_nor_hide_its_failure(any_project):

@@ -35,14 +35,15 @@ def real(pytester):
     return project
 
 
-def test_from_first_golden_to_verdicts(real):
-    result = real.run("--update-shapes", "specs/linear.yaml", "specs/branch.yaml")
+def test_from_first_golden_to_verdicts(real, warm_pytest):
+    update = ["--exportcheck", "--update-shapes", "specs/linear.yaml", "specs/branch.yaml"]
+    result = warm_pytest.run(update, timeout=120)
     result.stdout.fnmatch_lines(
         ["updated: specs/__shapes__/branch.yaml", "updated: specs/__shapes__/linear.yaml"]
     )
     result.stdout.no_fnmatch_line("*torch.__trace*")
     assert "input: float32[" in real.golden_path("linear").read_text()
-    result = real.run("-n2", "--exportcheck-report=report.json", "--junitxml=junit.xml")
+    result = real.run("-n1", "--exportcheck-report=report.json", "--junitxml=junit.xml")
     result.stdout.fnmatch_lines(
         [
             "E   stage export: torch-export refuses the model: *",

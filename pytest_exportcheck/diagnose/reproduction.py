@@ -1,0 +1,252 @@
+"""A script that reproduces a failure without this plugin, kept only after it has failed the same way.
+
+Candidates are tried from the smallest module up; each is run in a fresh process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ExportCheckError
+from ..pytrees import register_flattening_functions
+from .pieces import ModelDiagnoseOutput
+from .rungs import Ladder, innermost
+from .script import Recipe, Script, versions_text, write_script
+from .script_model import Factory
+from .script_values import CannotWriteError
+from .subject import Clock, Sample, Subject, first_line
+from .trace import trace_forward_execution
+
+if TYPE_CHECKING:
+    from .diagnosis import Diagnosis
+
+__all__ = ["factory_of", "reproduce"]
+
+#: A script imports torch and exports something small.
+_LEAST_SECONDS = 180.0
+
+#: Recorded calls of a piece that a script compares.
+_CALLS = 3
+
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b[su]#?\b")
+
+_DIFFERS = "differs from eager"
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A module to reproduce the failure with.
+
+    Attributes
+    ----------
+    where:
+        As named in the texts.
+    message:
+        First line of what is raised; empty: the numbers differ.
+    """
+
+    where: str
+    subject: Subject
+    samples: list[Sample]
+    recipe: Recipe
+    message: str
+
+
+def reproduce(
+    found: Diagnosis, subject: Subject, folder: Path, factory: Factory | None, clock: Clock
+) -> list[str]:
+    """Write ``repro.py``, ``data.safetensors`` and ``ISSUE.md`` into `folder`.
+
+    Returns
+    -------
+    list of str
+        Lines that say what was written, or why nothing was.
+    """
+    ladder = found.ladder
+    if ladder is None or not ladder.guilty or ladder.guilty == "patches":
+        what = "a patch is to blame, which no script has" if ladder and ladder.guilty else "nothing is guilty"
+        return [f"no reproduction: {what}"]
+    if subject.mode is not None and subject.mode.name != "none":
+        tried = [f"tried without patch mode {subject.mode.name}"]
+    else:
+        tried = []
+    with torch.no_grad(), subject.active(), register_flattening_functions(None):
+        for candidate in _candidates(found, subject, ladder):
+            if tried and clock.over:
+                return ["no reproduction: the time budget was used up", *_indented(tried)]
+            clock.begin(f"reproduction with {candidate.where}")
+            says = _says(candidate, found)
+            try:
+                script = write_script(
+                    candidate.subject, subject.model, factory, candidate.samples, candidate.recipe, says
+                )
+                problem = _attempt(script, candidate, folder, says, clock)
+            except CannotWriteError as error:
+                problem = str(error)
+            if not problem:
+                return [f"reproduction ({candidate.where}, fails the same way): {folder / 'repro.py'}"]
+            tried.append(f"{candidate.where}: {problem}")
+    return ["no reproduction:", *_indented(tried)]
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[_Candidate]:
+    """From the smallest module to the whole target."""
+    bad = next((rung for rung in ladder.rungs if rung.bad), None)
+    recipe = _recipe(ladder.guilty)
+    if ladder.guilty in ("capture", "export"):
+        for culprit in found.pieces.culprits if found.pieces is not None else ():
+            assert found.pieces is not None
+            piece = found.pieces.piece(culprit.site)
+            # Calls that one graph cannot serve are no failure of an export.
+            if piece is None or piece.parent is None or culprit.step == "SHAPES":
+                continue
+            of_piece = piece.subject(found.pieces.exporter or subject.exporter, dynamic=len(piece.inputs) > 1)
+            of_piece.sizes = "off"
+            samples = list(of_piece.samples())
+            named = [sample for sample in samples if f" on {sample.label}:" in culprit.reason]
+            message = "" if culprit.step == "DISC" else culprit.reason.partition(": ")[2] or culprit.reason
+            yield _Candidate(culprit.site, of_piece, (named or samples)[:_CALLS], recipe, message)
+    elif found.nodes is not None and found.nodes.first is not None and found.nodes.kind == "jump":
+        path = found.nodes.first.module.partition(" (")[0]
+        for piece in _pieces_of(subject, ladder, path):
+            try:
+                of_piece = piece.subject(subject.exporter, options=dict(subject.options))
+            except ExportCheckError:
+                continue  # One graph cannot serve its calls; that of the whole model did.
+            of_piece.sizes = "off"
+            samples = list(of_piece.samples())[-_CALLS:]
+            yield _Candidate(path, of_piece, samples, recipe, "")
+    message = ""
+    if ladder.error is not None and (bad is None or bad.status == "fails"):
+        message = first_line(innermost(ladder.error))
+    samples = [ladder.inputs] if ladder.inputs is not None else []
+    yield _Candidate(type(subject.target.module).__name__, subject, samples, recipe, message)
+
+
+def _recipe(guilty: str) -> Recipe:
+    if guilty in ("capture", "export"):
+        return Recipe()
+    if guilty == "onnx optimizer":
+        return Recipe(False)
+    if guilty.startswith("onnxruntime "):
+        return Recipe(False, level=guilty.partition(" ")[2])
+    return Recipe(False, optimize=False)
+
+
+def _pieces_of(subject: Subject, ladder: Ladder, path: str) -> list[ModelDiagnoseOutput]:
+    """The call sites of the module at `path`, traced on the recorded calls and on the inputs that fail."""
+    target = subject.target
+    if not path or path == "the model":
+        return []
+    inputs = [call.arguments for call in subject.calls]
+    if ladder.inputs is not None:
+        inputs.append(ladder.inputs.arguments)
+    with trace_forward_execution(target.module, traced_method={"": target.method}) as root:
+        for arguments in inputs:
+            target.eager(arguments)
+    return [piece for piece in root if piece.path == path and piece.parent is not None][:1]
+
+
+def _says(candidate: _Candidate, found: Diagnosis) -> dict[str, str]:
+    kind = type(candidate.subject.target.module).__name__
+    expected = "the module is exported, and the program gives the numbers of eager"
+    actual = candidate.message or f"the program {_DIFFERS}"
+    guilty = found.verdict.removeprefix("guilty: ").partition("; ")[0]
+    return {"title": f"{kind} fails to export: {guilty}", "expected": expected, "actual": actual}
+
+
+def _attempt(script: Script, candidate: _Candidate, folder: Path, says: dict[str, str], clock: Clock) -> str:
+    """Run the script in a fresh process; why it is not kept, or empty if it is in `folder` now."""
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory(prefix="exportcheck-") as temporary:
+        place = Path(temporary)
+        (place / "repro.py").write_text(script.text, encoding="utf-8")
+        save_file(script.tensors, place / "data.safetensors")
+        limit = max(clock.left, _LEAST_SECONDS)
+        try:
+            ran = subprocess.run(
+                [sys.executable, "repro.py"],
+                cwd=place,
+                capture_output=True,
+                text=True,
+                errors="backslashreplace",
+                timeout=limit,
+                check=False,
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            )
+        except subprocess.TimeoutExpired:
+            return f"the script had not ended after {limit:.0f} s"
+        if ran.returncode == 0:
+            return "the script does not fail"
+        said = [line for line in ran.stderr.splitlines() if line.strip()]
+        wanted = candidate.message or _DIFFERS
+        if not _same(wanted, ran.stderr):
+            return f"the script fails otherwise: {said[-1] if said else f'status {ran.returncode}'}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in ("repro.py", "data.safetensors"):
+                (folder / name).write_bytes((place / name).read_bytes())
+            (folder / "ISSUE.md").write_text(_issue(script, says, said), encoding="utf-8")
+        except OSError as error:
+            return f"not written to {folder}: {error}"
+    return ""
+
+
+def _same(wanted: str, text: str) -> bool:
+    """Whether a message is in `text`, but for numbers and names of symbols."""
+
+    def plain(value: str) -> str:
+        return re.sub(r"\s+", " ", _NUMBER.sub("#", value))
+
+    return plain(wanted)[:200] in plain(text)
+
+
+def _issue(script: Script, says: dict[str, str], said: list[str]) -> str:
+    errors = [line for line in said if not line.startswith(("  ", "Traceback"))][-12:]
+    fence = "~~~"
+    return "\n".join(
+        [
+            f"# {says['title']}",
+            "",
+            f"**Versions**: {versions_text()}",
+            "",
+            f"**Expected**: {says['expected']}.",
+            "",
+            f"**Actual**: {says['actual']}",
+            "",
+            f"{fence}text",
+            *errors,
+            fence,
+            "",
+            "**To reproduce**: `python repro.py`, with `data.safetensors` (weights and inputs) beside it.",
+            "",
+            f"{fence}python",
+            script.text.rstrip(),
+            fence,
+            "",
+        ]
+    )
+
+
+def factory_of(spec: Any) -> Factory | None:
+    """The factory that a spec names, ``None`` if it names none."""
+    from ..spec.imports import load_callable
+
+    if spec.model.factory is None:
+        return None
+    return Factory(load_callable(str(spec.model.factory), spec.folder), dict(spec.model.kwargs))

@@ -1,0 +1,144 @@
+"""The source that builds a model again: from its config, or from a factory, whose file is embedded."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pprint
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .script_values import CannotWriteError
+
+__all__ = ["Factory", "ModelSource", "model_source"]
+
+
+@dataclass(frozen=True)
+class Factory:
+    """What a spec says of its model: a callable and its keyword arguments."""
+
+    function: Any
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Parts of a script.
+
+    Attributes
+    ----------
+    future, embedded:
+        ``from __future__`` lines of an embedded file, and the rest of it.
+    imports:
+        Lines.
+    build:
+        Body of a function that returns the whole model.
+    """
+
+    build: list[str]
+    imports: tuple[str, ...] = ()
+    future: tuple[str, ...] = ()
+    embedded: str = ""
+
+
+def model_source(root: torch.nn.Module, factory: Factory | None) -> ModelSource:
+    """Source that builds a model like `root`; its weights come from elsewhere.
+
+    Raises
+    ------
+    CannotWriteError
+        It is neither a model of transformers nor made by a factory.
+    """
+    utils = sys.modules.get("transformers.modeling_utils")
+    if utils is not None and isinstance(root, utils.PreTrainedModel):
+        kind, config = type(root), root.config
+        if kind.__module__.startswith("transformers."):
+            return _from_config(kind, config)
+    if factory is None:
+        raise CannotWriteError(
+            f"no script can build a {type(root).__name__}: there is no config and no factory"
+        )
+    return _from_factory(factory)
+
+
+def _from_config(kind: type, config: Any) -> ModelSource:
+    values = config.to_dict()
+    values.pop("transformers_version", None)
+    text = pprint.pformat(_plain(values), width=100, sort_dicts=True)
+    lines = [
+        f"config = {type(config).__name__}.from_dict(",
+        *(f"    {line}" for line in text.splitlines()),
+        ")",
+    ]
+    attention = getattr(config, "_attn_implementation", None)
+    if isinstance(attention, str):
+        # Which attention is chosen is not among the saved values.
+        lines.append(f"config._attn_implementation = {attention!r}")
+    imports = tuple(f"from {cls.__module__} import {cls.__name__}" for cls in (kind, type(config)))
+    return ModelSource([*lines, f"return {kind.__name__}(config)"], imports)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CannotWriteError(f"the config holds a {type(value).__name__}")
+
+
+def _from_factory(factory: Factory) -> ModelSource:
+    function = factory.function
+    name = getattr(function, "__qualname__", "")
+    try:
+        file = inspect.getsourcefile(function)
+        if file is None or not name.isidentifier():
+            raise TypeError("it has no file, or is no plain function or class")
+        arguments = ", ".join(f"{key}={_literal(value)}" for key, value in factory.kwargs.items())
+        build = [f"return {name}({arguments})"]
+        if _is_installed(Path(file)):
+            return ModelSource(build, (f"from {function.__module__} import {name}",))
+        source = Path(file).read_text(encoding="utf-8")
+    except (OSError, TypeError) as error:
+        raise CannotWriteError(f"the source of the factory {name} cannot be read: {error}") from None
+    future, rest = _split(source)
+    return ModelSource(build, (), future, rest)
+
+
+def _literal(value: Any) -> str:
+    text = repr(value)
+    try:
+        same = ast.literal_eval(text) == value
+    except (ValueError, SyntaxError):
+        same = False
+    if not same:
+        raise CannotWriteError(f"the factory is given a {type(value).__name__}, which has no literal")
+    return text
+
+
+def _is_installed(file: Path) -> bool:
+    return any(file.resolve().is_relative_to(Path(sysconfig.get_path(key))) for key in ("purelib", "stdlib"))
+
+
+def _split(source: str) -> tuple[tuple[str, ...], str]:
+    """(``from __future__`` lines, the rest without what only runs as a script)."""
+    lines = source.splitlines()
+    future = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            future += lines[node.lineno - 1 : node.end_lineno]
+        elif not (isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)):
+            continue
+        assert node.end_lineno is not None
+        for at in range(node.lineno - 1, node.end_lineno):
+            lines[at] = ""
+    return tuple(future), "\n".join(lines).strip("\n")

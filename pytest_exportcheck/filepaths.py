@@ -1,0 +1,16 @@
+"""How files are named in messages, records and node ids."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["relative_text"]
+
+
+def relative_text(path: Path, root: Path) -> str:
+    """`path` from `root` on, with forward slashes; ``../`` for what is beside it (not on another drive)."""
+    try:
+        return Path(os.path.relpath(path, root)).as_posix()
+    except ValueError:
+        return Path(path).as_posix()

@@ -1,0 +1,221 @@
+"""The script of a failure: it fails the same way, in a process of its own, without this plugin."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.helpers import make_run
+
+from pytest_exportcheck.cases import CaseId
+from pytest_exportcheck.diagnose import diagnose_case
+from pytest_exportcheck.diagnose.script_model import Factory, model_source
+from pytest_exportcheck.diagnose.script_values import CannotWriteError, Values
+from pytest_exportcheck.errors import ExportCheckError
+from pytest_exportcheck.pipeline import SpecRun, run_case
+from pytest_exportcheck.spec import load_spec
+
+from .helpers import corrupted_runtime
+from .test_faults import replace_gelu
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+DEEP = """
+    from __future__ import annotations
+
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(4, 4)
+
+        def forward(self, x, scale=1.0):
+            {body}
+
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.deep = nn.ModuleList([nn.Linear(4, 4), Part()])
+
+        def forward(self, x):
+            return {{"y": self.deep[1](self.deep[0](x), scale=2.0)}}
+
+
+    def build():
+        return Net()
+
+
+    def build_model():
+        return build()
+
+
+    def calls():
+        g = torch.Generator().manual_seed(0)
+        return [((torch.randn(n, 4, generator=g),), {{}}) for n in (2, 5)]
+
+
+    if __name__ == "__main__":
+        raise SystemExit("this is not a script")
+"""
+
+
+def reproduced(run: SpecRun, folder: Path, dtype: str = "float32") -> list[str]:
+    """The lines about the reproduction of the failing case."""
+    case = CaseId(run.spec.relative, "onnx-dynamo", "none", "cpu", dtype)
+    with pytest.raises(ExportCheckError) as caught:
+        run_case(run, case, lambda stage: None, {})
+    found = diagnose_case(run, case, caught.value, 300, reproduction=folder)
+    assert found.to_record()["reproduction"] == found.reproduction
+    assert set(found.reproduction) <= set(found.lines())
+    return found.reproduction
+
+
+def run_alone(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Where this plugin cannot be imported."""
+    code = (
+        "import sys, runpy; sys.modules['pytest_exportcheck'] = None; "
+        "runpy.run_path('repro.py', run_name='__main__')"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def written(tmp_path: Path, body: str) -> SpecRun:
+    source = DEEP.format(body=body)
+    run = make_run(tmp_path, source)
+    # The helper puts imports first.
+    file = tmp_path / "net.py"
+    text = file.read_text().replace("from __future__ import annotations\n", "")
+    file.write_text("from __future__ import annotations\n" + text)
+    return run
+
+
+def test_a_refused_module_of_a_users_factory(tmp_path: Path) -> None:
+    run = written(tmp_path, "return self.lin(x) * scale if x.sum() > 0 else x")
+    kept = tmp_path / "kept"
+    (line,) = reproduced(run, kept)
+    assert line == f"reproduction (deep[1], fails the same way): {kept / 'repro.py'}"
+    text = (kept / "repro.py").read_text()
+    assert "pytest_exportcheck" not in text
+    assert "this is not a script" not in text
+    assert "self.module(x=x, scale=2.0)" in text
+    ran = run_alone(kept)
+    assert ran.returncode == 1
+    assert "Could not guard on data-dependent expression" in ran.stderr
+    issue = (kept / "ISSUE.md").read_text()
+    assert f"torch {torch.__version__}" in issue
+    assert "return self.lin(x) * scale if x.sum() > 0 else x" in issue
+    assert "GuardOnDataDependentSymNode" in issue
+
+
+def test_wrong_numbers_of_a_conversion(tmp_path: Path) -> None:
+    # A row that may attend to nothing: zeros in torch, NaN in ONNX.
+    mask = "torch.where(x[:, :1] > 1e9, 0.0, -torch.inf).expand(-1, x.shape[0])"
+    body = f"""mask = {mask}
+            q = self.lin(x)[None, None]
+            return nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)[0, 0] * scale"""
+    kept = tmp_path / "kept"
+    (line,) = reproduced(written(tmp_path, body), kept)
+    assert line.startswith("reproduction (deep.1, fails the same way)")
+    ran = run_alone(kept)
+    assert ran.returncode == 1
+    assert "output 0 differs from eager: nan instead of 0" in ran.stderr
+
+
+def test_a_submodule_of_transformers(tmp_path: Path) -> None:
+    spec = tmp_path / "bart.yaml"
+    spec.write_text(
+        "exportcheck: 1\n"
+        "model:\n"
+        "  type: bart\n"
+        "  auto_class: AutoModel\n"
+        "  config: {vocab_size: 64, d_model: 16, encoder_layers: 1, decoder_layers: 1,\n"
+        "    encoder_attention_heads: 2, decoder_attention_heads: 2, encoder_ffn_dim: 32,\n"
+        "    decoder_ffn_dim: 32, max_position_embeddings: 64}\n"
+        "observe:\n"
+        "  calls:\n"
+        '    - forward: {input_ids: "int64[2, 5] < 64", use_cache: false,\n'
+        '        decoder_input_ids: "int64[2, 6] < 64"}\n'
+        '    - forward: {input_ids: "int64[3, 7] < 64", use_cache: false,\n'
+        '        decoder_input_ids: "int64[3, 8] < 64"}\n'
+        "matrix: {exporters: [onnx-dynamo], dtypes: [float16]}\n"
+    )
+    kept = tmp_path / "kept"
+    (line,) = reproduced(SpecRun(load_spec(spec, tmp_path)), kept, "float16")
+    assert line.startswith("reproduction (encoder.layers[0], fails the same way)")
+    text = (kept / "repro.py").read_text()
+    assert "from transformers.models.bart.modeling_bart import BartModel" in text
+    assert "get_submodule('encoder.layers.0')" in text
+    ran = run_alone(kept)
+    assert ran.returncode == 1
+    assert "modeling_bart.py" in ran.stderr
+    assert "Could not guard on data-dependent expression" in ran.stderr
+
+
+def test_a_script_that_does_not_fail_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corrupted_runtime(monkeypatch, replace_gelu)  # in this process only
+    run = written(tmp_path, "return nn.functional.gelu(self.lin(x)) * scale")
+    kept = tmp_path / "kept"
+    lines = reproduced(run, kept)
+    assert lines == [
+        "no reproduction:",
+        "  deep.1: the script does not fail",
+        "  Net: the script does not fail",
+    ]
+    assert not kept.exists()
+
+
+def evaluated(value: Any) -> Any:
+    values = Values()
+    source = values.source(value, "x")
+    lines: list[str] = list(values.imports)
+    if values.caches:
+        from pytest_exportcheck.diagnose.script_values import CACHE_HELPERS
+
+        lines.append(CACHE_HELPERS)
+    scope: dict[str, Any] = {"torch": torch, **values.tensors}
+    exec("\n".join(lines), scope)
+    return eval(source, scope)
+
+
+def test_arguments_as_source() -> None:
+    from collections import namedtuple
+
+    from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+    from transformers.modeling_outputs import BaseModelOutput
+
+    tensor = torch.randn(2, 3)
+    plain = {"a": [tensor, None], "b": (1.5, float("inf")), "c": ("x",), "d": torch.float16}
+    again = evaluated(plain)
+    assert again["a"][0] is tensor
+    assert {**again, "a": None} == {**plain, "a": None}
+    output = evaluated(BaseModelOutput(last_hidden_state=tensor))
+    assert type(output) is BaseModelOutput
+    assert output.last_hidden_state is tensor
+    cache = DynamicCache()
+    cache.update(torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4), 0)
+    pair = evaluated(EncoderDecoderCache(cache, DynamicCache()))
+    assert pair.self_attention_cache.get_seq_length() == 3
+    assert torch.equal(pair.self_attention_cache.layers[0].keys, cache.layers[0].keys)
+    assert pair.cross_attention_cache.get_seq_length() == 0
+    with pytest.raises(CannotWriteError, match="holds a object"):
+        Values().source([object()], "x")
+    local = namedtuple("local", "y")
+    local.__qualname__ = "f.<locals>.local"
+    with pytest.raises(CannotWriteError, match="cannot be imported"):
+        Values().source(local(1), "x")
+
+
+def test_a_model_that_no_script_can_build() -> None:
+    with pytest.raises(CannotWriteError, match="no config and no factory"):
+        model_source(torch.nn.Linear(2, 2), None)
+    with pytest.raises(CannotWriteError, match="cannot be read"):
+        model_source(torch.nn.Linear(2, 2), Factory(lambda: None, {}))
+    with pytest.raises(CannotWriteError, match="given a object"):
+        model_source(torch.nn.Linear(2, 2), Factory(written, {"a": object()}))
