@@ -147,7 +147,10 @@ def build():
 #: Commands after those of the page, which show that its files work, by page.
 MORE = {
     "README.md": ["pytest --exportcheck model_specs/ --update-shapes -k dynamic_shapes"],
-    "docs/extending.md": ["pytest --exportcheck specs --update-shapes --exportcheck-report report.json"],
+    "docs/extending.md": [
+        "pytest --exportcheck specs --update-shapes --exportcheck-report report.json",
+        "pytest test_budget.py",
+    ],
     "docs/patches.md": [
         "pytest --exportcheck net.yaml --update-shapes",
         "exportcheck patches --mode my_patches.py:patches --write-lock",
