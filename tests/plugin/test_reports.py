@@ -277,7 +277,7 @@ def test_a_baseline_that_cannot_be_read_ends_the_run_before_it_starts(project):
 
 SLOW = """
 import pytest
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(item, call):
     report = yield
     if hasattr(report, "exportcheck"):
