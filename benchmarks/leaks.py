@@ -32,7 +32,6 @@ import patch_table
 from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.checks.leaks import difference, snapshot
 from pytest_exportcheck.errors import ExportCheckError
-from pytest_exportcheck.patches.rewriting import has_rewriting
 from pytest_exportcheck.pipeline import OWN, SpecRun, run_case
 
 FAMILIES = ("llama", "mistral", "mamba", "mixtral", "t5", "vit")
@@ -117,7 +116,7 @@ def main() -> int:
     parser.add_argument("families", nargs="*", default=FAMILIES)
     parser.add_argument("--modes", nargs="+")
     options = parser.parse_args()
-    ours = ["none", "torch", "transformers", *(["rewrite"] if has_rewriting() else []), "all"]
+    ours = ["none", "torch", "transformers", "rewrite", "all"]
     modes = options.modes or [*ours, "hf", OWN, ALONE]
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()

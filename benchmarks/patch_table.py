@@ -41,7 +41,6 @@ from pytest_exportcheck.errors import ExportCheckError
 from pytest_exportcheck.goldens import write_atomically
 from pytest_exportcheck.observe import InputObserver
 from pytest_exportcheck.observe.groups import propose_groups
-from pytest_exportcheck.patches.rewriting import has_rewriting
 from pytest_exportcheck.pipeline import SpecRun, run_case
 from pytest_exportcheck.pytrees import register_flattening_functions
 from pytest_exportcheck.spec import load_spec
@@ -268,7 +267,7 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args()
     modes = options.modes or [
-        "none", "hf", "transformers", "torch", *(["rewrite"] if has_rewriting() else []), "all"
+        "none", "hf", "transformers", "torch", "rewrite", "all"
     ]  # fmt: skip
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()

@@ -231,8 +231,9 @@ class CallSignature:
         if self.items(arguments):
             # Once there are *args, everything before them is positional too.
             return self.before_variadic
-        given = [place for place, name in enumerate(self.positional_only, 1) if name in arguments]
-        return self.positional_only[: given[-1] if given else 0]
+        last = [place for place, name in enumerate(self.positional_only, 1) if name in arguments]
+        # Ascending; dynamo (strict mode) does not trace `max(..., default=...)`.
+        return self.positional_only[: last[-1] if last else 0]
 
     def items(self, arguments: Collection[str]) -> list[str]:
         """Names of what ``*args`` caught, in order."""

@@ -211,20 +211,23 @@ def test_context_managers_put_the_code_back(capsys: pytest.CaptureFixture[str]) 
     calls = [((POSITIVE,), {}), ((NEGATIVE,), {})]
     seen: list[RewrittenMethod] = []
     before = snapshot(model, modules=(forms.__name__,))
-    with (  # noqa: PT012
-        pytest.raises(KeyError),
-        torch_export_patches(
-            patch_torch=False,
-            rewrite=model,
-            calls=calls,
-            dynamic_shapes=ROWS,
-            dump_rewriting=seen.append,
-            verbose=2,
-        ),
-    ):
-        assert forms.EarlyReturn.forward.__code__ is not code
-        assert torch.equal(model(NEGATIVE), NEGATIVE * 2 - 1)
-        {}["an error inside the block"]
+    manager = torch_export_patches(
+        patch_torch=False,
+        rewrite=model,
+        calls=calls,
+        dynamic_shapes=ROWS,
+        dump_rewriting=seen.append,
+        verbose=2,
+    )
+
+    def inside() -> None:
+        with manager:
+            assert forms.EarlyReturn.forward.__code__ is not code
+            assert torch.equal(model(NEGATIVE), NEGATIVE * 2 - 1)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        inside()
     assert forms.EarlyReturn.forward.__code__ is code
     assert [method.targets for method in seen] == [("torch.cond",)]
     said = capsys.readouterr().out
