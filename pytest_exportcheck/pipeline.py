@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 
 from .cases import CaseId
-from .checks.captured import CapturedProgram
+from .checks.captured import CapturedProgram, Run
 from .checks.compare import Tolerances, compare_leaves
 from .checks.eager import check_eager
 from .checks.equivalence import check_patches
@@ -487,10 +487,10 @@ def _export(
     activity: Any = None
     exported: Any = None
 
-    def on_capture(program: torch.export.ExportedProgram) -> None:
+    def on_capture(program: torch.export.ExportedProgram, run: Run | None = None) -> None:
         if probe is not None:
             probe(program, watch, graph, activity)
-        captured.check(program)
+        captured.check(program, run)
 
     try:
         with (

@@ -149,7 +149,9 @@ def _slice_sizes(expected: torch.Tensor, rounding: float, atol: float, least: fl
             continue
         enough = (values > 0).sum(others, keepdim=True) >= _SLICE_VALUES
         largest = values.amax(others, keepdim=True)
-        bound = torch.where(largest <= rounding * size, rounding * size / atol, max(_SCALE[0], least))
+        bound = torch.full_like(largest, max(_SCALE[0], least))
+        # A tensor of float64: as a plain number it would be cast to float32, and overflow.
+        bound[largest <= rounding * size] = rounding * size / atol
         largest = (largest * _SLICE_FACTOR).clamp(max=_SCALE[1]).maximum(bound)
         scale = torch.minimum(scale, largest.where(enough, math.inf))
     return scale

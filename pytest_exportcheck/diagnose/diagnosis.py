@@ -233,6 +233,8 @@ def _look_at_nodes(found: Diagnosis, subject: Subject, ladder: Ladder, clock: Cl
         exported = ladder.final
     if exported is None:
         return
+    if exported is ladder.plain and any(r.name == "conversion" and r.status == "fails" for r in ladder.rungs):
+        return  # it cannot be run; the verdict says why
     if clock.over:
         found.notes.append("the nodes were not searched: the time budget was used up")
         return

@@ -129,6 +129,12 @@ def split_constants(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[
     return tensors, constants
 
 
+class _Argument(str):
+    """Stands for the argument of that name."""
+
+    __slots__ = ()
+
+
 @contextlib.contextmanager
 def flat_forward(
     model: torch.nn.Module, method: str, signature: CallSignature, arguments: Mapping[str, Any]
@@ -149,6 +155,12 @@ def flat_forward(
     order = list(arguments)
     training = [(module, module.training) for module in model.modules()]
     plain = {name for name, value in constants.items() if is_constant(value)}
+    # Where each argument goes is worked out here: strict mode traces what `forward` does, in Python too.
+    given_positional, keyword = signature.call({name: _Argument(name) for name in order})
+    positional = [
+        (str(item), None) if isinstance(item, _Argument) else (None, item) for item in given_positional
+    ]
+    names = {key: str(name) for key, name in keyword.items()}
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         given = dict(zip(tensors, args, strict=False)) | kwargs
@@ -161,8 +173,10 @@ def flat_forward(
             elif name in constants:
                 # An empty cache holds no tensor: the trace fills it, so each call gets one of its own.
                 merged[name] = clone_tree(constants[name])
-        positional, keyword = signature.call(merged)
-        return original(*positional, **keyword)
+        return original(
+            *[value if name is None else merged[name] for name, value in positional],
+            **{key: merged[name] for key, name in names.items()},
+        )
 
     forward.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in tensors]

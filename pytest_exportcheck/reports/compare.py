@@ -28,6 +28,9 @@ TIME_BAND = 1.5
 _LEAST_SECONDS = 0.5
 _MANY_SECONDS = 2.0
 
+#: Of operators whose number changed, so many are named.
+_MOST_OPERATORS = 4
+
 #: Rank of a case that came to its end.
 _END = len(STAGES)
 
@@ -41,7 +44,7 @@ class Change:
     case:
         As `case_name` writes it.
     kind:
-        ``verdict``, ``shapes``, ``error``, ``nodes``, ``size`` or ``time``.
+        ``verdict``, ``shapes``, ``outputs``, ``error``, ``nodes``, ``size`` or ``time``.
     effect:
         ``worse``, ``better`` or ``other``. Only what a user would call a regression is worse: a verdict, a
         case that passed and is gone, an error that grew. More nodes or seconds are ``other``.
@@ -164,14 +167,14 @@ def _changes(key: CaseKey, old: Mapping[str, Any], new: Mapping[str, Any]) -> It
             name,
             "verdict",
             _effect(old, new),
-            f"{old['verdict']} -> {new['verdict']}" + _first_line(new),
+            f"{old['verdict']} -> {new['verdict']}" + (_first_line(new) or _first_line(old, "; it was")),
             old["verdict"],
             new["verdict"],
         )
     yield from _shapes(name, old, new)
-    yield from _errors(name, old, new)
-    for kind, field_name, band in (("nodes", "nodes", NODES_BAND), ("size", "model_bytes", SIZE_BAND)):
-        yield from _ratio(name, kind, old.get(field_name), new.get(field_name), band)
+    yield from _outputs(name, old, new)
+    yield from _ratio(name, "nodes", old.get("nodes"), new.get("nodes"), NODES_BAND, _operators(old, new))
+    yield from _ratio(name, "size", old.get("model_bytes"), new.get("model_bytes"), SIZE_BAND)
     yield from _ratio(name, "time", _seconds(old), _seconds(new), TIME_BAND)
 
 
@@ -188,9 +191,9 @@ def _effect(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     return {(False, True): "worse", (True, False): "better"}.get((kinds[0], kinds[1]), "other")
 
 
-def _first_line(record: Mapping[str, Any]) -> str:
+def _first_line(record: Mapping[str, Any], prefix: str = "") -> str:
     lines = str(record.get("message") or "").strip().splitlines()
-    return f": {lines[0]}" if lines and record["verdict"] != "pass" else ""
+    return f"{prefix}: {lines[0]}" if lines and record["verdict"] != "pass" else ""
 
 
 def _shapes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
@@ -199,11 +202,44 @@ def _shapes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
         return
     for graph in dict.fromkeys([*before, *after]):
         was, now = before.get(graph) or {}, after.get(graph) or {}
+        prefix = f"{graph}." if graph else ""
+        renamed = _renamed(was, now)
+        for root, other in renamed.items():
+            count = len(_below(was, root))
+            text = f"input {prefix}{root} is now {prefix}{other} (the same shapes in {count} places)"
+            yield Change(name, "shapes", "other", text, root, other)
+        known = {*renamed, *renamed.values()}
         for path in dict.fromkeys([*was, *now]):
-            if was.get(path) != now.get(path):
-                shown = f"{graph}.{path}" if graph else path
-                text = f"{shown}: {was.get(path, 'absent')} -> {now.get(path, 'absent')}"
+            if was.get(path) != now.get(path) and _root(path) not in known:
+                text = f"{prefix}{path}: {was.get(path, 'absent')} -> {now.get(path, 'absent')}"
                 yield Change(name, "shapes", "other", text, was.get(path), now.get(path))
+
+
+def _root(path: str) -> str:
+    return path.partition(".")[0]
+
+
+def _below(leaves: Mapping[str, Any], root: str) -> dict[str, Any]:
+    """What is below `root`, by the rest of its path."""
+    return {path.removeprefix(root): value for path, value in leaves.items() if _root(path) == root}
+
+
+def _renamed(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Arguments or outputs that are gone, and the new one that has the same leaves with the same values.
+
+    Only of those with several leaves (a cache), and only where one old name and one new name can be meant:
+    two tensors of one shape are not told apart.
+    """
+    gone = {_root(path) for path in was} - {_root(path) for path in now}
+    gone = {root for root in gone if len(_below(was, root)) > 1}
+    come = {_root(path) for path in now} - {_root(path) for path in was}
+    found = {root: [other for other in come if _below(now, other) == _below(was, root)] for root in gone}
+    meant = [others[0] for others in found.values() if len(others) == 1]
+    return {
+        root: others[0]
+        for root, others in sorted(found.items())
+        if len(others) == 1 and meant.count(others[0]) == 1
+    }
 
 
 def _number(value: Any) -> float | None:
@@ -214,22 +250,58 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _errors(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+def _outputs(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    """Outputs that came, went or have another name, and errors that grew."""
     known = {output["path"]: output for output in old.get("outputs") or ()}
-    for output in new.get("outputs") or ():
-        before, after = known.get(output["path"]), _number(output.get("max_abs"))
-        was = None if before is None else _number(before.get("max_abs"))
-        if was is None or after is None or was == after:
-            continue
-        allowed = _number(output.get("atol")) or 0.0
-        floor = _ERROR_SHARE * allowed
-        ratio = max(after, floor) / max(was, floor) if max(was, floor) else float("inf")
-        if ratio > ERROR_BAND or ratio < 1 / ERROR_BAND:
-            text = f"{output['path']}: max abs {was:.1e} -> {after:.1e} ({ratio:.2g}x, atol {allowed:.1e})"
-            yield Change(name, "error", "worse" if ratio > 1 else "better", text, was, after)
+    outputs = {output["path"]: output for output in new.get("outputs") or ()}
+    if not known or not outputs:
+        # A run that got nowhere near a comparison.
+        return
+    renamed = _renamed(*({path: _kind(each) for path, each in side.items()} for side in (known, outputs)))
+    for root, other in renamed.items():
+        count = len(_below(known, root))
+        text = f"output {root} is now {other} (the same leaves, {count})"
+        yield Change(name, "outputs", "other", text, root, other)
+        known |= {other + rest: output for rest, output in _below(known, root).items()}
+    gone = [path for path in known if path not in outputs and _root(path) not in renamed]
+    come = [path for path in outputs if path not in known]
+    for word, paths in (("gone", gone), ("new", come)):
+        if paths:
+            shown = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+            yield Change(name, "outputs", "other", f"{word}: output {shown}", gone, come)
+    for path, output in outputs.items():
+        if path in known:
+            yield from _error(name, known[path], output)
 
 
-def _ratio(name: str, kind: str, was: Any, now: Any, band: float) -> Iterator[Change]:
+def _kind(output: Mapping[str, Any]) -> tuple[Any, int]:
+    """(dtype, rank): the sizes are those of the worst call, which may be another one in each run."""
+    return output.get("dtype"), len(output.get("shape") or ())
+
+
+def _error(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
+    was, now = _number(old.get("max_abs")), _number(new.get("max_abs"))
+    if was is None or now is None or was == now:
+        return
+    allowed = _number(new.get("atol")) or 0.0
+    floor = _ERROR_SHARE * allowed
+    ratio = max(now, floor) / max(was, floor) if max(was, floor) else float("inf")
+    if ratio > ERROR_BAND or ratio < 1 / ERROR_BAND:
+        text = f"{new['path']}: max abs {was:.1e} -> {now:.1e} ({ratio:.2g}x, atol {allowed:.1e})"
+        yield Change(name, "error", "worse" if ratio > 1 else "better", text, was, now)
+
+
+def _operators(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """``: +8 Concat, +4 Add, -1 Cast``: the operators whose number changed most."""
+    was, now = old.get("operators") or {}, new.get("operators") or {}
+    changed = {key: now.get(key, 0) - was.get(key, 0) for key in {*was, *now}}
+    most = sorted((key for key in changed if changed[key]), key=lambda key: (-abs(changed[key]), key))
+    shown = [f"{changed[key]:+d} {key}" for key in most[:_MOST_OPERATORS]]
+    more = [f"and {len(most) - _MOST_OPERATORS} other operators"] if len(most) > _MOST_OPERATORS else []
+    return f": {', '.join([*shown, *more])}" if was and now and shown else ""
+
+
+def _ratio(name: str, kind: str, was: Any, now: Any, band: float, more: str = "") -> Iterator[Change]:
     old, new = _number(was), _number(now)
     if not old or not new:
         return
@@ -241,7 +313,7 @@ def _ratio(name: str, kind: str, was: Any, now: Any, band: float) -> Iterator[Ch
         unit = {"size": " bytes", "time": " CPU s"}.get(kind, "")
         shown = f"{old:.1f} -> {new:.1f}" if kind == "time" else f"{old:.0f} -> {new:.0f}"
         times = "" if short else f" ({ratio:.2f}x)"
-        yield Change(name, kind, "other", f"{kind} {shown}{unit}{times}", was, now)
+        yield Change(name, kind, "other", f"{kind} {shown}{unit}{times}{more}", was, now)
 
 
 def _seconds(record: Mapping[str, Any]) -> float | None:

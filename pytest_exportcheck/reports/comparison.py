@@ -81,4 +81,4 @@ def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
 def _summary(comparison: Comparison) -> str:
     counts = ", ".join(f"{len(comparison.of(effect))} {effect}" for effect in _HEADINGS)
     bands = ", ".join(f"{name} {band:g}x" for name, band in comparison.bands.items())
-    return f"{counts}, {comparison.unchanged} cases unchanged (noise bands: {bands})"
+    return f"changes: {counts}, {comparison.unchanged} cases unchanged (noise bands: {bands})"

@@ -149,7 +149,7 @@ class _Builder:
             # The module itself is called where possible, so that its hooks run.
             function = model if method == "forward" else getattr(model, method)
             with torch.no_grad(), seeded(seed, self.device):
-                return function(*own_args, **own_kwargs)
+                return function(*own_args, **_as_called(getattr(model, method), own_kwargs))
 
         return run
 
@@ -260,6 +260,22 @@ class _Builder:
             for name, item in list(moved.items()):
                 dict.__setitem__(moved, name, move(item))
         return moved
+
+
+def _as_called(method: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` with the cache under the name that `method` has for it: ``**kwargs`` swallows the other."""
+    if not kwargs.keys() & _ALIASES.keys():
+        return kwargs
+    try:
+        known = inspect.signature(method).parameters
+    except (TypeError, ValueError):
+        return kwargs
+
+    def name_in(name: str) -> str:
+        other = _ALIASES.get(name, name)
+        return other if other in known and name not in known and other not in kwargs else name
+
+    return {name_in(name): value for name, value in kwargs.items()}
 
 
 def _holds_tensors(value: Any, depth: int = 6) -> bool:

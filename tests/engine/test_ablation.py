@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,15 @@ def test_a_patch_that_is_not_called_costs_no_run(tmp_path: Path) -> None:
     assert found["shared"]["calls"] == 2  # none at all, only the one
 
 
-def test_a_crash_is_an_outcome(tmp_path: Path) -> None:
+@pytest.fixture
+def forking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process for each run, whatever threads wait for the orders of this test's runner."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("ablation forks on Linux only")
+    monkeypatch.setattr(ablation, "_may_fork", lambda device: True)
+
+
+def test_a_crash_is_an_outcome(tmp_path: Path, forking: None) -> None:
     source = NET + (
         "\n\ndef _die():\n    import os\n    os._exit(3)\n\n\n"
         "def branch_or_die(self, x):\n"
@@ -170,7 +179,7 @@ def test_a_crash_is_an_outcome(tmp_path: Path) -> None:
     assert "status 3" in found["patches"]["cured"]["message"]
 
 
-def test_a_hang_is_an_outcome(tmp_path: Path) -> None:
+def test_a_hang_is_an_outcome(tmp_path: Path, forking: None) -> None:
     source = NET + (
         "\n\ndef branch_or_hang(self, x):\n    import time\n"
         "    if torch.compiler.is_exporting():\n        time.sleep(600)\n"

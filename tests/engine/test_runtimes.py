@@ -530,3 +530,14 @@ def test_an_input_returned_and_one_unused(exporter: str, tmp_path: Path) -> None
     assert stage == "pass", error
     if exporter.startswith("onnx"):
         assert set(record["unused_inputs"]) <= {"unused"}
+
+
+def test_the_size_of_a_model_does_not_depend_on_where_its_source_lies() -> None:
+    sizes = []
+    for folder in ("a", "a/long/path/to/the/source/of/a/model"):
+        model = graph([helper.make_node("Identity", ["x"], ["y"])], {"x": FLOAT}, {"y": FLOAT})
+        note = model.graph.node[0].metadata_props.add()
+        note.key, note.value = "pkg.torch.onnx.stack_trace", f'File "{folder}/model.py", line 3'
+        sizes.append(session(model, {"x": "x"}, ["out"]).facts["model_bytes"])
+    assert sizes[0] == sizes[1]
+    assert sizes[0] > 20

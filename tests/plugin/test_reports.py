@@ -277,20 +277,20 @@ def test_a_baseline_that_cannot_be_read_ends_the_run_before_it_starts(project):
 
 SLOW = """
 import pytest
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = yield
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report):
     if hasattr(report, "exportcheck"):
-        seconds = item.nodeid.count("t") * (0.5 if "d.yaml" in item.nodeid else 1.0)
+        seconds = report.nodeid.count("t") * (0.5 if "d.yaml" in report.nodeid else 1.0)
         report.exportcheck["durations"] = {"load": {"wall_s": 0.1, "cpu_s": 0}, "export": {"wall_s": seconds}}
-    return report
 """
 
 
 def test_the_three_slowest_are_named(project):
     project.spec("a")
     project.run().stdout.no_fnmatch_line("slowest:*")
-    project.fake(SLOW.replace('item.nodeid.count("t")', '{"a": 2, "b": 30, "c": 7, "d": 90}[item.nodeid[6]]'))
+    project.fake(
+        SLOW.replace('report.nodeid.count("t")', '{"a": 2, "b": 30, "c": 7, "d": 90}[report.nodeid[6]]')
+    )
     for name in ("b", "c", "d"):
         project.spec(name)
     result = project.run("-k", "test_export")

@@ -233,3 +233,66 @@ def test_the_commands(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (
         2, "", "exportcheck: nowhere.json: No such file or directory\n",
     )  # fmt: skip
+
+
+def _with(shapes=None, outputs=(), **more):
+    return record("a", "onnx-dynamo", "pass", shapes={None: shapes or {}}, outputs=list(outputs), **more)
+
+
+def test_a_renamed_argument_is_one_line():
+    leaves = {f"layers.{layer}.{name}": "float32[batch, 2, past, 16]" for layer in (0, 1) for name in "kv"}
+    before = {"x": "int64[batch]", **{f"past.{rest}": text for rest, text in leaves.items()}}
+    after = {"x": "int64[batch]", **{f"cache.{rest}": text for rest, text in leaves.items()}}
+    changes = compare(report(_with(before)), report(_with(after))).changes
+    assert [change.text for change in changes] == ["input past is now cache (the same shapes in 4 places)"]
+    # Another shape below the new name: no mere renaming, every line is shown.
+    after["cache.layers.0.k"] = "float32[batch, 4, past, 16]"
+    assert len(compare(report(_with(before)), report(_with(after))).changes) == 8
+
+
+def test_a_name_is_not_guessed_where_two_could_be_meant():
+    before, after = ({f"{root}.{k}": "int64[2]" for root in roots for k in (0, 1)} for roots in ("a", "bc"))
+    for was, now in ((before, after), (after, before)):
+        texts = [change.text for change in compare(report(_with(was)), report(_with(now))).changes]
+        assert texts == [f"{path}: int64[2] -> absent" for path in was] + [
+            f"{path}: absent -> int64[2]" for path in now
+        ]
+
+
+def test_errors_of_a_renamed_output_are_compared_and_others_are_told():
+    def cache(root, error):
+        return [{**output(error, f"{root}.{k}"), "dtype": "float32", "shape": [2, 2, k + 1]} for k in (0, 1)]
+
+    before = [*cache("past", 1e-7), {**output(1e-7, "gone"), "dtype": "int64", "shape": [2]}]
+    after = [*cache("cache", 1e-4), {**output(1e-7, "came"), "dtype": "bool", "shape": []}]
+    changes = compare(report(_with(outputs=before)), report(_with(outputs=after))).changes
+    kinds = [(change.kind, change.effect) for change in changes]
+    assert kinds == [("outputs", "other")] * 3 + [("error", "worse")] * 2
+    texts = [change.text for change in changes]
+    assert texts[:3] == [
+        "output past is now cache (the same leaves, 2)",
+        "gone: output gone",
+        "new: output came",
+    ]
+    assert texts[3].startswith("cache.0: max abs 1.0e-07 -> 1.0e-04")
+
+
+def test_outputs_of_a_case_that_compared_nothing_are_not_told():
+    assert effects([_with(outputs=[output(1e-7)])], [record("a", "onnx-dynamo", "fail export")]) == [
+        ("verdict", "worse")
+    ]
+
+
+def test_operators_explain_a_node_count():
+    before = _with(nodes=100, operators={"Add": 10, "Cast": 5, "Mul": 1})
+    after = _with(nodes=120, operators={"Add": 25, "Mul": 6, "Concat": 2, "Exp": 1, "Tanh": 1})
+    (change,) = compare(report(before), report(after)).changes
+    assert (
+        change.text == "nodes 100 -> 120 (1.20x): +15 Add, -5 Cast, +5 Mul, +2 Concat, and 2 other operators"
+    )
+
+
+def test_what_was_wrong_is_told_where_it_is_cured():
+    before = record("a", "onnx-dynamo", "fail export", message="no operator\nmore")
+    (change,) = compare(report(before), report(record("a", "onnx-dynamo"))).changes
+    assert change.text == "fail export -> pass; it was: no operator"

@@ -219,3 +219,21 @@ def test_callables_that_fail(calls_spec, write, name, message):
     with pytest.raises(ObserveError) as error:
         plans_of(calls_spec(f"'calls.py:{name}'"))
     assert error.value.message == f"a.yaml:3: {message}"
+
+
+@pytest.mark.parametrize("given", ["cache", "past_key_values"])
+@pytest.mark.parametrize("known", ["cache", "past_key_values"])
+def test_the_cache_goes_under_the_name_that_the_model_has_for_it(given: str, known: str) -> None:
+    from pytest_exportcheck.spec.plans import _as_called
+
+    namespace: dict[str, object] = {}
+    exec(f"def forward(x, {known}=None, **kwargs): pass", namespace)
+    assert _as_called(namespace["forward"], {"x": 1, given: 2}) == {"x": 1, known: 2}  # type: ignore[arg-type]
+
+
+def test_a_name_that_no_parameter_has_stays() -> None:
+    from pytest_exportcheck.spec.plans import _as_called
+
+    assert _as_called(lambda **kwargs: None, {"cache": 1}) == {"cache": 1}
+    both = {"cache": 1, "past_key_values": 2}
+    assert _as_called(lambda cache, **kwargs: None, both) == both
