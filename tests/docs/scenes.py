@@ -77,6 +77,27 @@ assert isinstance(program, torch.export.ExportedProgram)
     ),
     Python(
         "docs/patches.md",
+        "with torch_export_rewrite(",
+        """
+import pathlib, sys, torch
+# In a file: what is rewritten is its source.
+pathlib.Path("branching.py").write_text(
+    "import torch\\n\\n\\nclass Net(torch.nn.Module):\\n    def forward(self, x):\\n"
+    "        if x.sum() > 0:\\n            return x * 2\\n        return x - 1\\n")
+sys.path.insert(0, "")
+from branching import Net
+model, x = Net().eval(), torch.rand(3, 4)
+shapes = {"x": {0: torch.export.Dim.DYNAMIC}}
+""",
+        """
+import pathlib
+for given in (torch.rand(5, 4), -torch.rand(5, 4)):
+    assert torch.equal(program.module()(given), model(given))
+assert any(each.is_file() for each in pathlib.Path("rewritten").rglob("*"))
+""",
+    ),
+    Python(
+        "docs/patches.md",
         "with torch_export_patches(",
         """
 import torch
