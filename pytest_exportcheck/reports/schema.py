@@ -96,7 +96,8 @@ class Patches(_Open):
 class Diagnosis(_Open):
     """Why the case fails, where that was asked for."""
 
-    guilty: Annotated[str, Field(description="One line: the guilty step or module.")] = ""
+    verdict: Annotated[str, Field(description="One line: the guilty step or module, and a workaround.")] = ""
+    guilty: Annotated[str, Field(description="The same, of other tools.")] = ""
     rungs: Annotated[list[dict[str, Any]], Field(description="Steps compared with eager, in order.")] = []
     first_node: Annotated[Any, Field(description="The first node whose value is wrong.")] = None
     culprits: Annotated[Any, Field(description="The smallest failing submodules.")] = None
@@ -185,6 +186,10 @@ class Record(_Open):
     outputs: Annotated[list[Output], Field(description="Compared with eager, worst call of each.")] = []
     resize: Annotated[Resize | None, Field(description="Other sizes.")] = None
     patches: Annotated[Patches | None, Field(description="The patches it went through.")] = None
+    causes: Annotated[
+        list[dict[str, str]],
+        Field(description="Known causes that the failure looks like: name, sentence, remedy, link."),
+    ] = []
     diagnosis: Annotated[Diagnosis | None, Field(description="Why it fails.")] = None
     nodes: Annotated[int, Field(description="Nodes of the program.")] = 0
     fx_nodes: Annotated[int, Field(description="Nodes of the captured program.")] = 0
