@@ -5,8 +5,9 @@ Importing the package loads nothing heavy: the public names below are resolved o
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from .lazy import importer
 
 #: Public name -> module that defines it. Resolved lazily (PEP 562), so that `import pytest_exportcheck`
 #: in a pytest run that does not use the plugin costs nothing.
@@ -179,9 +180,4 @@ if TYPE_CHECKING:
     from .suite import assert_dynamic_shapes, assert_export
 
 
-def __getattr__(name: str) -> object:
-    try:
-        module = _PUBLIC[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(import_module(module), name)
+__getattr__ = importer(__name__, _PUBLIC)

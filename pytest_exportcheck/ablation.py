@@ -25,7 +25,7 @@ import torch
 
 from .cases import CaseId
 from .errors import ExportCheckError
-from .exporters.base import Exporter
+from .exporters.base import Exporter, target_of
 from .exporters.fingerprint import fingerprint
 from .exporters.guards import CaptureWatch
 from .observe.observation import GraphObservation
@@ -286,7 +286,7 @@ def _names(mode: PatchList, run: SpecRun, case: CaseId) -> list[str]:
 def _target(case: CaseId) -> str:
     exporter: Any = load_exporter(str(case.exporter))
     assert isinstance(exporter, Exporter)
-    return str(getattr(exporter, "target", "torch"))
+    return target_of(exporter)
 
 
 def _judge_all(runs: _Runs) -> dict[str, Any]:

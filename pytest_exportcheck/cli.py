@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
+from .cli_common import Wrong, write_file
 from .options import DIAGNOSIS_SECONDS
 
 if TYPE_CHECKING:
@@ -301,7 +302,7 @@ def patches(
         files = [file for path in specs for file in _spec_files(path)]
         return run_ablation(files, modes, exporters, report)
     if exporters or report is not None:
-        raise _Wrong("--exporter and --report need --ablate SPEC")
+        raise Wrong("--exporter and --report need --ablate SPEC")
     if pytrees:
         return cli_patches.run_pytrees(modes)
     return cli_patches.run_patches(modes, diff, lint, write_lock, lock)
@@ -345,9 +346,9 @@ def merge(reports: tuple[Path, ...], output: Path) -> int:
         data, notes = union([read_report(path) for path in reports])
         write_data(output, data)
     except ReportError as error:
-        raise _Wrong(str(error)) from None
+        raise Wrong(str(error)) from None
     except OSError as error:
-        raise _Wrong(f"{output}: {error.strerror or error}") from None
+        raise Wrong(f"{output}: {error.strerror or error}") from None
     for note in notes:
         click.echo(note, err=True)
     cases = data["cases"]
@@ -375,13 +376,13 @@ def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
     try:
         found = compare_reports(read_report(before), read_report(after))
     except ReportError as error:
-        raise _Wrong(str(error)) from None
+        raise Wrong(str(error)) from None
     write = {"text": comparison.as_text, "markdown": comparison.as_markdown, "json": comparison.as_json}
     text = write[kind](found)
     if output is None:
         click.echo(text, nl=False)
     else:
-        _write(output, text)
+        write_file(output, text)
     return 1 if found.worse else 0
 
 
@@ -394,8 +395,8 @@ def html(report: Path, output: Path) -> int:
 
     missing = missing_packages()
     if missing:
-        raise _Wrong(f"{' and '.join(missing)} not installed: pip install 'pytest-exportcheck[html]'")
-    _write(output, html_page(_read(report)))
+        raise Wrong(f"{' and '.join(missing)} not installed: pip install 'pytest-exportcheck[html]'")
+    write_file(output, html_page(_read(report)))
     return 0
 
 
@@ -412,7 +413,7 @@ def markdown(report: Path, output: Path | None, limit: int | None) -> int:
     if output is None:
         click.echo(text, nl=False)
     else:
-        _write(output, text)
+        write_file(output, text)
     return 0
 
 
@@ -422,23 +423,8 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = read_report(path)
     except ReportError as error:
-        raise _Wrong(str(error)) from None
+        raise Wrong(str(error)) from None
     return {"environment": found.environment, "cases": found.cases}
-
-
-def _write(path: Path, text: str) -> None:
-    from .goldens import write_atomically
-
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        raise _Wrong(f"{path}: {error.strerror or error}") from None
-
-
-class _Wrong(click.ClickException):
-    """Wrong input: the exit status of wrong usage."""
-
-    exit_code = 2
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import click
 import pytest
 
+from .cli_common import Wrong
+
 if TYPE_CHECKING:
     from .spec import ModelSpec
 
@@ -61,7 +63,7 @@ def _spec(path: Path) -> ModelSpec:
     try:
         return load_spec(path.resolve(), Path.cwd())
     except SpecError as error:
-        raise _Wrong("; ".join(map(str, error.problems))) from None
+        raise Wrong("; ".join(map(str, error.problems))) from None
 
 
 def _label(spec: ModelSpec, wanted: str) -> str:
@@ -72,14 +74,8 @@ def _label(spec: ModelSpec, wanted: str) -> str:
     labels = [case.label() for case in export_cases(spec)]
     label = wanted.partition("[")[2].removesuffix("]") if "[" in wanted else wanted
     if label not in labels:
-        raise _Wrong(f"no case {label!r}{suggest(label, labels)}; cases: {', '.join(labels)}")
+        raise Wrong(f"no case {label!r}{suggest(label, labels)}; cases: {', '.join(labels)}")
     return label
-
-
-class _Wrong(click.ClickException):
-    """Wrong input: the exit status of wrong usage."""
-
-    exit_code = 2
 
 
 class _Printer:

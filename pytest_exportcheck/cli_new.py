@@ -7,13 +7,9 @@ from pathlib import Path
 
 import click
 
-__all__ = ["Wrong", "check_source", "run_new", "run_new_all"]
+from .cli_common import Wrong, write_file
 
-
-class Wrong(click.ClickException):
-    """Wrong input: the exit status of wrong usage."""
-
-    exit_code = 2
+__all__ = ["check_source", "run_new", "run_new_all"]
 
 
 def run_new(source: str, output: Path | None, auto_classes: Sequence[str], force: bool) -> int:
@@ -31,7 +27,7 @@ def run_new(source: str, output: Path | None, auto_classes: Sequence[str], force
     if made.text is None:
         click.echo(f"{source}: no spec could be made", err=True)
         return 1
-    _write(path, made.text)
+    write_file(path, made.text)
     if made.observed:
         click.echo(f"{path}: its calls are observed; next: pytest --exportcheck {path} --update-shapes")
         return 0
@@ -54,7 +50,7 @@ def run_new_all(folder: Path, types: Sequence[str], jobs: int, seconds: float) -
         reason = "" if made.observed or not made.problems else f": {made.problems[0]}"
         click.echo(f"{made.name}: {state}{reason}"[:200])
         if made.observed and made.text is not None:
-            _write(folder / file_name(made.name), made.text)
+            write_file(folder / file_name(made.name), made.text)
     drafts.sort(key=lambda made: made.name)
     write_table(drafts, folder / "new.json")
     click.echo("\n".join(summary(drafts)))
@@ -83,10 +79,3 @@ def _folder_of(source: str) -> Path:
         return file.parent
     specs = Path("model_specs")
     return specs if specs.is_dir() else Path()
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Wrong(f"{path}: {error.strerror or error}") from None

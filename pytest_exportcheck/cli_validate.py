@@ -15,7 +15,8 @@ from typing import Any
 import click
 import yaml
 
-from .cli_new import Wrong, check_source
+from .cli_common import Wrong, write_file
+from .cli_new import check_source
 
 __all__ = ["Wishes", "run_validate"]
 
@@ -68,12 +69,12 @@ def run_validate(wishes: Wishes, output: Path | None, verbose: int) -> int:
         text = _spec(wishes, spec)
         if text is None:
             return 1
-        spec.write_text(text, encoding="utf-8")
+        write_file(spec, text)
         if not wishes.exporters:
             from .cli_show import run_show
 
             return run_show(spec, wishes.device, wishes.dtype, cases_only=False)
-        status = _run(folder, spec, verbose)
+        status = _run(folder, spec, wishes.device, verbose)
         for line in _stage_lines(folder / "report.json"):
             click.echo(line)
         if output is not None:
@@ -147,7 +148,7 @@ def _one_call(observe: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _run(folder: Path, spec: Path, verbose: int) -> int:
+def _run(folder: Path, spec: Path, device: str, verbose: int) -> int:
     """pytest on `spec` alone, in a process of its own and without anybody's configuration."""
     command = [
         sys.executable,
@@ -161,6 +162,8 @@ def _run(folder: Path, spec: Path, verbose: int) -> int:
     command += ["-p", "no:cacheprovider", "--update-shapes", f"--exportcheck-report={folder / 'report.json'}"]
     command += [f"--exportcheck-artifacts={folder / 'artifacts'}", "--no-header"]
     command += ["-" + "v" * verbose] if verbose else ["-q"]
+    # The one device that was asked for: to skip it would say that the model passed.
+    command += [f"--require-device={device}"]
     # The shapes are written for this run alone: CI may do that as well.
     environment = {**os.environ, "EXPORTCHECK_ALLOW_CI_UPDATE": "1"}
     return 1 if subprocess.run(command, env=environment, check=False).returncode else 0

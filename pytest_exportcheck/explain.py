@@ -99,7 +99,8 @@ def _diagnose(
     folder = artifacts_folder(options.artifacts, planned) if options.artifacts is not None else None
     failure = Failure.of(error, error.stage)
     asked = Explain(failure, options.diagnose_budget, str(folder) if folder is not None else None)
-    work = Work(str(planned.spec.path), str(session.config.rootpath), planned.case, explain=asked)
+    root = str(session.config.rootpath)
+    work = Work(str(planned.spec.path), root, planned.case, share=options.share, explain=asked)
     steps = ["load"]
     outcome = session.fresh.run(work, steps.append, options.stage_limit)
     if outcome.failure is None:

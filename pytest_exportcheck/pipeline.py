@@ -6,12 +6,8 @@ The rooms do the work; here they are put in a row, and what they raise is given 
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
-import re
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -20,25 +16,19 @@ import torch
 from .cases import CaseId
 from .checks.captured import CapturedProgram, Run
 from .checks.compare import Tolerances, compare_leaves
-from .checks.eager import check_eager
 from .checks.equivalence import check_patches
 from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
-from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
 from .checks.inputs import refuse_baked_inputs
-from .checks.numbers import blame_stand_ins, check_observed_calls, refuse_unused_rules, tolerances_of
-from .checks.sizes import check_other_sizes, refuse_unknown_sizes
+from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
+from .checks.sizes import check_other_sizes
 from .checks.state import Held, differences, model_state
 from .errors import (
     CompareError,
     ConvertError,
     ExportCheckError,
     ExportError,
-    LoadError,
-    ObserveError,
     PatchError,
     RunError,
-    ShapesError,
-    error_class,
 )
 from .exporters.base import (
     Exported,
@@ -47,31 +37,25 @@ from .exporters.base import (
     dynamic_arguments,
     flat_forward,
     named_arguments,
+    target_of,
 )
 from .exporters.guards import CaptureWatch
 from .exporters.registry import load_exporter
 from .exporters.rnn import fresh_dispatch
-from .observe.infer import ConstantLeaf
-from .observe.observation import GraphObservation, Observation, last_lines, observe
+from .foreign_errors import refusal
+from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
 from .patches.evidence import evidence
-from .patches.observed import Observed
-from .patches.registry import load_patch_mode
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
 from .runtimes.onnx_runtime import onnx_input_dims
-from .spec import ModelSpec, build_calls, build_model
+from .shapes_check import CheckedObservation, check_shapes, facts_of
+from .spec_run import OWN, SpecRun
 
-__all__ = ["CheckedObservation", "SpecRun", "check_shapes", "run_case"]
-
-#: torch.onnx colours its messages whether or not anybody reads them on a terminal.
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+__all__ = ["OWN", "CheckedObservation", "SpecRun", "check_shapes", "facts_of", "run_case"]
 
 #: Looks at a captured program: (program, what was decided by sizes, graph, `Activity` of the patches).
 Probe = Callable[[torch.export.ExportedProgram, CaptureWatch, GraphObservation, Any], None]
-
-#: What ``CaseId.patch_mode`` is for an exporter that brings its own patches.
-OWN = "own"
 
 
 class _Stages:
@@ -107,307 +91,8 @@ class _Stages:
         except ExportCheckError:
             raise
         except (Exception, SystemExit) as error:
-            raise _refusal(error, name, "the captured program cannot be converted") from error
+            raise refusal(error, name, "the captured program cannot be converted") from error
         self(outer)
-
-
-class CheckedObservation(Observation):
-    """An observation with the text of its golden."""
-
-    def golden_text(self, path: str) -> str:
-        """Proposed content of the golden file that is shown as `path`.
-
-        Raises
-        ------
-        ObserveError
-            A graph is broken: a golden without its section would be accepted as whole.
-        """
-        if self.failures:
-            raise self.broken(f"{path} is not written: it would lack a graph")
-        return render_golden(self.golden_graphs(), path, self.spec.relative)
-
-    def check(self, graph: GraphObservation) -> None:
-        """Note a graph as broken where eager disagrees with itself, or the spec asks for sizes it has not."""
-        device = torch.device(self.device).type
-        try:
-            refuse_unknown_sizes(self.spec, graph)
-            check_eager(graph, tolerances_of(self.spec, device, self.dtype))
-        except ObserveError as error:
-            self.fail(graph.name, error)
-
-    def broken(self, *more: str) -> ObserveError:
-        """The error that names the broken graphs; `more`: lines before its details."""
-        names = [name for name in self.failures if name]
-        which = f"graph {names[0]} is" if len(names) == 1 else f"graphs {', '.join(names)} are"
-        details = list(more)
-        said: dict[str, list[str]] = {}
-        for name, failure in self.failures.items():
-            said.setdefault("\n".join([failure.message, *failure.details]), []).append(str(name))
-        for text, sharing in said.items():
-            first, *rest = text.splitlines()
-            details += [f"{', '.join(sharing)}: {first}", *(f"  {line}" for line in rest)]
-        return ObserveError(f"{which} broken ({len(names)} of {len(self.spec.graph_names)})", details=details)
-
-    def golden_graphs(self) -> dict[str | None, GoldenGraph]:
-        """The inferred shapes as golden sections.
-
-        One golden serves every dtype of a spec: the case's dtype is written as the first of the matrix.
-        """
-        primary = self.spec.matrix.dtypes[0]
-        graphs = {}
-        for name, graph in self.graphs.items():
-            inputs = {}
-            for path, leaf in graph.shapes.leaves.items():
-                text = str(leaf)
-                if not isinstance(leaf, ConstantLeaf) and leaf.dtype == self.dtype:
-                    text = text.replace(self.dtype, primary, 1)
-                inputs[path] = text
-            graphs[name] = GoldenGraph(inputs, dict(graph.shapes.containers))
-        return graphs
-
-
-def _device_index(device: str) -> str:
-    """``cuda`` on the device of this worker: worker k takes cuda:(k mod count)."""
-    if device != "cuda" or torch.cuda.device_count() < 2:
-        return device
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    return f"cuda:{int(worker) % torch.cuda.device_count()}" if worker.isdigit() else device
-
-
-class SpecRun:
-    """Everything of one spec in one process: its models and observations, made once, kept until `close`.
-
-    Attributes
-    ----------
-    modes:
-        Patch modes under names of the caller's own (a part of a mode), beside those that are registered.
-    """
-
-    def __init__(self, spec: ModelSpec, share: bool = True) -> None:
-        self.spec = spec
-        self.share = share
-        self.modes: dict[str, PatchMode] = {}
-        self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
-        self._observations: dict[tuple[str, str, str], CheckedObservation | ExportCheckError] = {}
-        self._prepared: dict[tuple[str | None, ...], PatchMode | ExportCheckError] = {}
-
-    def close(self) -> None:
-        """Free the models and what was recorded."""
-        self._models.clear()
-        self._observations.clear()
-        self._prepared.clear()
-        gc.collect()
-
-    def forget(self, device: str, dtype: str) -> None:
-        """Build the model and observe it again for the next case: this one was changed."""
-        self._models.pop((device, dtype), None)
-        for key in [key for key in self._observations if key[:2] == (device, dtype)]:
-            del self._observations[key]
-        for made in [key for key in self._prepared if key[:2] == (device, dtype)]:
-            del self._prepared[made]
-
-    def mode(self, name: str) -> PatchMode:
-        """The patch mode of a case; `PatchError` if there is none of that name."""
-        if name in self.modes:
-            return self.modes[name]
-        try:
-            return cast(PatchMode, load_patch_mode("none" if name == OWN else name, self.spec.folder))
-        except LookupError as error:
-            raise PatchError(str(error)) from None
-
-    def share_observation(self, device: str, dtype: str, mode: str, other: str) -> None:
-        """Let cases under `other` have what was observed under `mode`."""
-        self._observations[device, dtype, other] = self._observations[device, dtype, mode]
-
-    def drop_mode(self, name: str) -> None:
-        """Forget a mode of `modes`, and what was observed under it."""
-        self.modes.pop(name, None)
-        for key in [key for key in self._observations if key[2] == name]:
-            del self._observations[key]
-
-    def model(self, device: str, dtype: str) -> torch.nn.Module:
-        """The model; raises `LoadError`, the same one again if it failed before."""
-        key = (device, dtype)
-        if key not in self._models:
-            try:
-                self._models[key] = build_model(self.spec, _device_index(device), dtype)
-            except ExportCheckError as error:
-                self._models[key] = error
-            except (Exception, SystemExit) as error:
-                self._models[key] = LoadError(f"{type(error).__name__}: {error}", details=last_lines(error))
-        model: torch.nn.Module = _value(self._models[key])
-        return model
-
-    def observe(
-        self, device: str, dtype: str, mode: str = "none", enter: Callable[[str], None] = lambda stage: None
-    ) -> CheckedObservation:
-        """The observation under a patch mode; `LoadError` or `ObserveError`, again if it failed before."""
-        key = (device, dtype, mode)
-        if key not in self._observations:
-            enter("load")
-            model = self.model(device, dtype)
-            enter("observe")
-            try:
-                self._observations[key] = self._observe(model, device, dtype, mode)
-            except ExportCheckError as error:
-                self._observations[key] = error
-            except (Exception, SystemExit) as error:
-                self._observations[key] = ObserveError(
-                    f"{type(error).__name__}: {error}", details=last_lines(error)
-                )
-        checked: CheckedObservation = _value(self._observations[key])
-        return checked
-
-    def prepared(
-        self, case: CaseId, mode: PatchMode, observation: CheckedObservation, target: str
-    ) -> PatchMode:
-        """The mode made for the case's graph, where it is one that wants to see the calls.
-
-        Raises
-        ------
-        PatchError
-            It cannot be made; again, if it failed before.
-        """
-        prepare = getattr(mode, "prepared", None)
-        if prepare is None:
-            return mode
-        # The runtime decides which other patches are in place; without any, torch and onnx are the same.
-        runtime = "torch" if target == "onnx" and not getattr(mode, "sources", True) else target
-        key = (case.device, case.dtype, observation.patch_mode, case.graph, mode.name, runtime)
-        if key not in self._prepared:
-            state = model_state(observation.model, attributes=False)
-            try:
-                with (
-                    register_flattening_functions(None),
-                    self.mode(observation.patch_mode).apply(observation.model, "eager"),
-                ):
-                    self._prepared[key] = prepare(_observed(observation.graph(case.graph), target))
-            except ExportCheckError as error:
-                self._prepared[key] = error
-            except (Exception, SystemExit) as error:
-                self._prepared[key] = _refusal(error, "patch", f"patch mode {mode.name} cannot be made")
-            changed = list(differences(state, model_state(observation.model, attributes=False)).values())
-            if changed:
-                raise PatchError(f"rewriting for patch mode {mode.name} changed the model: {changed[0]}")
-        made: PatchMode = _value(self._prepared[key])
-        return made
-
-    def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
-        where = _device_index(device)
-        with register_flattening_functions(None), self.mode(mode).apply(model, "eager"):
-            plans = build_calls(self.spec, where, dtype)
-            seen = observe(self.spec, model, plans, where, dtype, mode)
-            checked = CheckedObservation(**vars(seen))
-            for graph in list(checked.graphs.values()):
-                checked.check(graph)
-            if not checked.failures:
-                # A rule may be about the outputs of a broken graph.
-                refuse_unused_rules(self.spec, list(checked.graphs.values()))
-        return checked
-
-
-def _value(kept: Any) -> Any:
-    if isinstance(kept, ExportCheckError):
-        # A new one each time: pytest writes the traceback of this test into the exception it is given.
-        raise type(kept)(kept.message, details=kept.details, facts=kept.facts)
-    return kept
-
-
-def _observed(graph: GraphObservation, target: str) -> Observed:
-    """The graph as a patch mode sees it."""
-
-    def export() -> Any:
-        where = graph.target
-        arguments = graph.example.arguments
-        with fresh_dispatch(), flat_forward(where.module, where.method, where.signature, arguments) as kwargs:
-            shapes = dynamic_arguments(kwargs, graph.shapes)
-            with torch.no_grad():
-                return torch.export.export(where.module, (), kwargs, dynamic_shapes=shapes, strict=False)
-
-    def run() -> list[Any]:
-        return [graph.eager(call.arguments) for call in graph.calls]
-
-    return Observed(graph.target.module, run, export, target)
-
-
-def check_shapes(observation: CheckedObservation, golden: str | None, path: str) -> None:
-    """Compare the inferred dynamic shapes with the accepted ones.
-
-    Where a graph is broken, the others are compared all the same.
-
-    Parameters
-    ----------
-    golden:
-        Text of the golden file, ``None`` if there is none.
-    path:
-        The file as shown in messages.
-
-    Raises
-    ------
-    ShapesError
-        They differ, or there is no golden; the details hold the diff or the proposed content.
-    ObserveError
-        A graph is broken, and nothing is wrong with the shapes of the others.
-    """
-    graphs = observation.golden_graphs()
-    proposed = render_golden(graphs, path, observation.spec.relative)
-    if golden is None:
-        if observation.failures:
-            raise observation.broken(
-                f"{path} does not exist, and is not written before every graph of it is there",
-                *(["proposed content, so far:", *proposed.splitlines()] if graphs else []),
-            )
-        raise ShapesError(
-            f"no accepted dynamic shapes: {path} does not exist",
-            details=["proposed content:", *proposed.splitlines()],
-        )
-    try:
-        accepted = parse_golden(golden, path)
-    except GoldenError as error:
-        raise ShapesError(str(error), details=["proposed content:", *proposed.splitlines()]) from None
-    # What is accepted for a broken graph is neither confirmed nor obsolete.
-    known = {**{name: accepted[name] for name in observation.failures if name in accepted}, **graphs}
-    ordered = {name: known[name] for name in observation.spec.graph_names if name in known}
-    diff = compare_goldens(golden, render_golden(ordered, path, observation.spec.relative))
-    if diff:
-        broken = observation.broken() if observation.failures else None
-        raise ShapesError(
-            f"inferred dynamic shapes differ from {path}" + (f"; {broken.message}" if broken else ""),
-            details=[*diff, *_explain(observation, golden), *(broken.details if broken else ())],
-        )
-    if observation.failures:
-        raise observation.broken(
-            f"the other graphs have the shapes of {path}" if graphs else "no graph is left"
-        )
-
-
-@register_flattening_functions(None)
-def _explain(observation: CheckedObservation, golden: str) -> list[str]:
-    """For each axis that was dynamic and is not now (or the reverse): its sizes in the calls."""
-    notes = []
-    accepted = parse_golden(golden)
-    for name, proposed in observation.golden_graphs().items():
-        old = accepted.get(name)
-        graph = observation.graphs[name]
-        for path, text in proposed.inputs.items():
-            before = old.inputs.get(path) if old else None
-            if before is None or before == text or "[" not in before or "[" not in text:
-                continue
-            dims_before = before[before.index("[") + 1 : -1].split(", ")
-            dims_now = text[text.index("[") + 1 : -1].split(", ")
-            for axis, (was, now) in enumerate(zip(dims_before, dims_now, strict=False)):
-                if was != now and was.isdigit() != now.isdigit():
-                    sizes = [
-                        leaf.shape[axis]
-                        for call in graph.seen
-                        if isinstance(leaf := call.leaves().get(path), torch.Tensor) and leaf.dim() > axis
-                    ]
-                    kind = "dynamic" if not was.isdigit() else was
-                    # A call that begins with an empty cache has no such leaf; where all do, nothing is said.
-                    seen = f" (sizes {sizes} in {len(sizes)} calls)" if sizes else ""
-                    now = "dynamic" if not now.isdigit() else now
-                    notes.append(f"{path}: axis {axis} was {kind}, is now {now}{seen}")
-    return notes
 
 
 def _load_exporter(name: str) -> Exporter:
@@ -417,43 +102,6 @@ def _load_exporter(name: str) -> Exporter:
         raise ExportError(str(error)) from None
     except Exception as error:
         raise ExportError(f"exporter {name} cannot be loaded: {type(error).__name__}: {error}") from error
-
-
-def _refusal(error: BaseException, stage: str, what: str) -> ExportCheckError:
-    """The failure of foreign code at `stage`: its first line, then as much of it as a person reads."""
-    if isinstance(error, SystemExit):
-        return error_class(stage)(f"{what}: sys.exit({error.code!r}) was called", details=_places(error))
-    # torch.onnx wraps the reason several times; the innermost one says what happened.
-    chain: list[BaseException] = [error]
-    while chain[-1].__cause__ is not None and chain[-1].__cause__ not in chain:
-        chain.append(chain[-1].__cause__)
-    texts = [[line for line in _COLOURS.sub("", str(link)).splitlines() if line.strip()] for link in chain]
-    first = texts[-1][0] if texts[-1] else "no message"
-    error = chain[-1]
-    lines = [*texts[-1][1:15], *(line for text in texts[:-1] for line in text[:15])]
-    details = [*dict.fromkeys(line for line in lines if line != first), *_places(chain[0])]
-    return error_class(stage)(f"{what}: {type(error).__name__}: {first}", details=details)
-
-
-#: Packages whose frames say little about where a model is refused.
-_MACHINERY = ("torch", "onnxscript", "onnx_ir", "onnxruntime", "pytest_exportcheck", "sympy")
-
-
-def _places(error: BaseException) -> list[str]:
-    """Where it was raised: the last frame in the model's or the user's code, and the raising one."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if not frames:
-        return []
-    own = [
-        frame
-        for frame in frames
-        if not any(f"{os.sep}{name}{os.sep}" in frame.filename for name in _MACHINERY)
-    ]
-    shown = [*own[-1:], frames[-1]] if own[-1:] != frames[-1:] else own[-1:]
-    return [
-        f"at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line or ''}".rstrip(": ")
-        for frame in shown
-    ]
 
 
 def _observed_under(exporter: Exporter, case: CaseId, mode: PatchMode) -> str:
@@ -476,14 +124,14 @@ def _export(
     probe: Probe | None,
     share: bool,
 ) -> tuple[Exported, ExportRequest]:
-    runtime = str(getattr(exporter, "target", "torch"))
+    runtime = target_of(exporter)
     target = graph.target
     arguments = graph.example.arguments
     try:
         outputs = flatten_with_paths(graph.eager(arguments))
     except Exception as error:
         # Made from a call that lacks an argument and its stand-in: no exporter is to blame.
-        raise _refusal(error, "observe", "eager refuses the arguments to export with") from error
+        raise refusal(error, "observe", "eager refuses the arguments to export with") from error
     activity: Any = None
     exported: Any = None
 
@@ -595,8 +243,8 @@ def _run_case(
     )
     tolerances = tolerances_of(spec, case.device, case.dtype)
     stages("patch")
-    mode = run.prepared(case, mode, observation, str(getattr(exporter, "target", "torch")))
-    _check_mode(mode, observation, graph, str(getattr(exporter, "target", "torch")), tolerances)
+    mode = run.prepared(case, mode, observation, target_of(exporter))
+    _check_mode(mode, observation, graph, target_of(exporter), tolerances)
     with register_flattening_functions(None), run.mode(under).apply(observation.model, "eager"):
         stages("export")
         changed: list[str] = []
@@ -611,9 +259,9 @@ def _run_case(
                 blame_stand_ins(graph, tolerances)
             raise
         except (Exception, SystemExit) as error:
-            refusal = _refusal(error, "export", f"{exporter.name} refuses the model")
-            refusal.details[:0] = frozen_axes(graph.shapes, watch.frozen())
-            raise refusal from error
+            failure = refusal(error, "export", f"{exporter.name} refuses the model")
+            failure.details[:0] = frozen_axes(graph.shapes, watch.frozen())
+            raise failure from error
         finally:
             # A verdict must not depend on what ran before it.
             changed = _changed(observation, graph, state, tolerances)
@@ -643,7 +291,7 @@ def _run_case(
         except ExportCheckError:
             raise
         except Exception as error:
-            raise _refusal(error, "session", "the program cannot be loaded") from error
+            raise refusal(error, "session", "the program cannot be loaded") from error
         record.update(session.facts)
         names = session.facts.get("onnx_inputs")
         if names is not None:
@@ -685,7 +333,7 @@ def _check_mode(
     except PatchError:
         raise
     except Exception as error:
-        raise _refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
+        raise refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
 
 
 def _changed(
@@ -724,28 +372,3 @@ def _fail_if_frozen(
     record["specialised"] = frozen = frozen_in_program(dims, graph.shapes, watch.frozen())
     if frozen:
         raise error(f"{len(frozen)} dynamic axes became constants", details=frozen)
-
-
-def facts_of(observation: CheckedObservation, golden: str | None) -> Mapping[str, Any]:
-    """What the record of a spec's shapes check says about the observation, and about the accepted text."""
-    warnings = [warning for graph in observation.graphs.values() for warning in graph.shapes.warnings]
-    graphs = [name for name in observation.graphs if name]
-    broken = [name for name in observation.failures if name]
-    shapes = {name or "": dict(golden.inputs) for name, golden in observation.golden_graphs().items()}
-    return {
-        "calls": len(observation.calls),
-        "graphs": graphs,
-        "broken": broken,
-        "warnings": warnings,
-        "shapes": shapes,
-        "accepted": _accepted(golden),
-    }
-
-
-def _accepted(golden: str | None) -> dict[str, dict[str, str]] | None:
-    """Graph -> path -> shape; ``None`` where nothing is accepted, or it cannot be read."""
-    try:
-        graphs = parse_golden(golden) if golden is not None else None
-    except GoldenError:
-        return None
-    return None if graphs is None else {name or "": dict(graph.inputs) for name, graph in graphs.items()}

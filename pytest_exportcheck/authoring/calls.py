@@ -101,10 +101,9 @@ def candidates(model: torch.nn.Module, auto_class: str) -> Iterator[list[Call]]:
     known = _Model(model)
     generates = _generates(model, auto_class)
     size = _image_size(known)
-    step = _image_step(known, size)
     frames = _frames(known)
     plans = [
-        _Plan(True, (size, size + step), frames, generates),
+        _Plan(True, (size, 2 * size), frames, generates),
         _Plan(True, (size, size), frames, generates),
         _Plan(True, (size, size), (frames[0], frames[0]), generates),
         _Plan(False, (size, size), (frames[0], frames[0]), generates),
@@ -253,11 +252,6 @@ def _image_size(known: _Model) -> int:
     if isinstance(size, Mapping):
         size = next(iter(size.values()))
     return int(size[0] if isinstance(size, (list, tuple)) else size)
-
-
-def _image_step(known: _Model, size: int) -> int:
-    """By how much the images of the second call are larger: the whole grid stays even."""
-    return size
 
 
 def _channels(known: _Model) -> int:

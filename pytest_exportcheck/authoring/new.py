@@ -19,6 +19,7 @@ from .write import spec_text
 
 __all__ = ["Draft", "draft"]
 
+_PADDED = "Not compared: what the cache holds at padded positions, where no value is right."
 _GRAPHS = re.compile(r"observe: (\{graphs: .*\})")
 
 
@@ -138,6 +139,8 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
                     compare = {} if refused else _padded_caches(run, calls)
                     run.close()
                 if refused is None:
+                    if compare:
+                        comments = [*comments, _PADDED]
                     made.text = spec_text(model, calls, graphs, compare, comments=comments)
                     made.observed = True
                     return True

@@ -5,8 +5,9 @@ Imported on first use: the table of known causes is asked by runs that have no n
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ..lazy import importer
 
 _PUBLIC = {
     "CAUSES": "causes",
@@ -76,9 +77,4 @@ if TYPE_CHECKING:
     from .trace import trace_execution_piece_by_piece, trace_forward_execution
 
 
-def __getattr__(name: str) -> object:
-    try:
-        module = _PUBLIC[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(import_module(f".{module}", __name__), name)
+__getattr__ = importer(__name__, _PUBLIC)

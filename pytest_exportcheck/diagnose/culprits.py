@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from ..checks.compare import Tolerances
-from ..exporters.base import Exported, Exporter, ExportRequest
+from ..exporters.base import Exported, Exporter, ExportRequest, target_of
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
 from ..patches.base import PatchMode
 from ..pytrees.string_type import string_type
@@ -207,11 +207,7 @@ def find_culprits(
     chosen: Exporter = CaptureForOnnx() if isinstance(exporter, OnnxDynamo) else exporter
     options = {} if chosen is not exporter else dict(options or {})
     search = _Search(chosen, clock, tolerances or Tolerances(), options)
-    patches = (
-        mode.apply(root.model, str(getattr(exporter, "target", "torch")))
-        if mode is not None
-        else contextlib.nullcontext()
-    )
+    patches = mode.apply(root.model, target_of(exporter)) if mode is not None else contextlib.nullcontext()
     with patches:
         status = search.export(root)
         search.found.root, search.found.tree, search.found.exporter = status, root, chosen

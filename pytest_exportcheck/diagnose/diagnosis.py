@@ -14,7 +14,7 @@ import torch
 from ..cases import CaseId
 from ..checks.numbers import tolerances_of
 from ..errors import ExportCheckError
-from ..exporters.base import Exporter
+from ..exporters.base import Exporter, target_of
 from ..exporters.registry import load_exporter
 from .causes import Cause, Evidence, causes_of_text, known_causes
 from .culprits import CulpritSearch, find_culprits, line_of
@@ -116,7 +116,7 @@ def subject_of_case(run: SpecRun, case: CaseId) -> Subject:
     mode = run.mode(name)
     under = str(own) if name == "own" and own is not None else name if mode.observed_under_itself else "none"
     observation = run.observe(case.device, case.dtype, under)
-    mode = run.prepared(case, mode, observation, str(getattr(exporter, "target", "torch")))
+    mode = run.prepared(case, mode, observation, target_of(exporter))
     graph = observation.graph(case.graph)
     spec = run.spec
     return Subject(
@@ -133,6 +133,7 @@ def subject_of_case(run: SpecRun, case: CaseId) -> Subject:
         observation.device,
         spec.resize,
         spec.compare,
+        run.share,
     )
 
 

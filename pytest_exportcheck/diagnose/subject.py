@@ -26,6 +26,7 @@ from ..exporters.base import (
     flat_forward,
     named_arguments,
     split_constants,
+    target_of,
 )
 from ..exporters.registry import load_exporter
 from ..exporters.rnn import fresh_dispatch
@@ -168,6 +169,8 @@ class Subject:
         As ``resize`` in a spec: ``auto``, ``off`` or values for symbols.
     rules:
         The spec's ``compare`` rules.
+    share:
+        As `ExportRequest.share`.
     """
 
     model: torch.nn.Module
@@ -183,11 +186,12 @@ class Subject:
     device: str = "cpu"
     sizes: Any = "auto"
     rules: Mapping[str, Any] = field(default_factory=dict)
+    share: bool = True
 
     @property
     def kind(self) -> str:
         """What a patch mode is told that the program is for."""
-        return str(getattr(self.exporter, "target", "torch"))
+        return target_of(self.exporter)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -226,6 +230,7 @@ class Subject:
                 options={**self.options, **options},
                 stage=stage,
                 mode=self.mode,
+                share=self.share,
             )
 
     def export(self) -> tuple[Exported, list[str]]:

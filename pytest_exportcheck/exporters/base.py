@@ -15,7 +15,7 @@ from ..dims import DimExpr
 from ..observe import CallSignature, GraphShapes, dynamic_shapes_for, symbol_label
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 
-__all__ = ["ExportRequest", "Exported", "Exporter", "flat_forward"]
+__all__ = ["ExportRequest", "Exported", "Exporter", "flat_forward", "target_of"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,11 @@ class Exporter(Protocol):
     def export(self, request: ExportRequest) -> Exported:
         """Export; any exception is a failure at the stage ``export``."""
         ...
+
+
+def target_of(exporter: Exporter) -> str:
+    """What a program of `exporter` is for: ``torch`` unless it says otherwise."""
+    return str(getattr(exporter, "target", "torch"))
 
 
 def split_constants(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

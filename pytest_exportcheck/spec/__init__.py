@@ -6,9 +6,9 @@ on first use, so that neither is imported before it is needed.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..lazy import importer
 from .discover import SHAPES_FOLDER, is_spec_file, mistyped_key
 
 _PUBLIC = {
@@ -60,9 +60,4 @@ if TYPE_CHECKING:
     from .values import CallSpec, Previous
 
 
-def __getattr__(name: str) -> object:
-    try:
-        module = _PUBLIC[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(import_module(f".{module}", __name__), name)
+__getattr__ = importer(__name__, _PUBLIC)

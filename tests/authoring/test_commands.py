@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from pytest_exportcheck import cli_show
@@ -177,6 +178,15 @@ def test_validate(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: 
     assert (case["verdict"], case["opset"]) == ("pass", 20)
     golden = (folder / "out" / "__shapes__" / "spec.yaml").read_text()
     assert "input_ids: int64[2, 9]" in golden
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has the device")
+def test_a_device_that_is_absent_is_no_pass(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    known = NETS.replace("(self, x)", "(self, input_ids)").replace("x + 1", "input_ids + 1")
+    (folder / "nets.py").write_text(known)
+    status = main(["validate", "-m", "nets.py:build", "--export", "torch-export", "--device", "cuda"])
+    assert status == 1, capfd.readouterr()
+    assert "no CUDA device" in capfd.readouterr().out
 
 
 def test_validate_a_failure_and_only_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

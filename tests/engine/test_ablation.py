@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_exportcheck import ablation, pipeline
+from pytest_exportcheck import ablation, spec_run
 from pytest_exportcheck.ablation import ablate, one_thread
 from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.cli import main
@@ -225,8 +225,8 @@ def test_calls_are_observed_again_without_what_was_called_meanwhile(
     run = make_run(tmp_path, source)
     case = CaseId(run.spec.relative, "torch-export", "net.py:itself", "cpu", "float32")
     seen: list[str] = []
-    observe = pipeline.observe
-    monkeypatch.setattr(pipeline, "observe", lambda *given: seen.append(given[5]) or observe(*given))
+    observe = spec_run.observe
+    monkeypatch.setattr(spec_run, "observe", lambda *given: seen.append(given[5]) or observe(*given))
     monkeypatch.setattr(ablation, "_may_fork", lambda device: False)
     for _ in range(2):  # another graph of the same spec
         seen.clear()

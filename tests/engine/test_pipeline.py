@@ -408,3 +408,35 @@ def test_the_note_on_a_leaf_of_a_cache_counts_the_calls_that_have_it(
         with pytest.raises(ShapesError) as caught:
             check_shapes(observed, golden.replace(key, accepted), "g.yaml")
         assert f"cache.layers.0.keys: {note}" in "\n".join(caught.value.details)
+
+
+SPOILING = (
+    LINEAR
+    + """
+
+    from pytest_exportcheck.patches.modes import PatchList
+
+    class Spoils(PatchList):
+        def prepared(self, observed):
+            with torch.no_grad():
+                next(observed.module.parameters()).add_(1)
+            return self
+
+    mode = Spoils("spoils", [])
+"""
+)
+
+
+def test_a_mode_that_changes_the_model_while_it_is_made_fails_every_case_and_reaches_none(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path, SPOILING)
+    before = run.model("cpu", "float32").state_dict()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    for exporter in ("torch-export", "torch-export-strict"):
+        stage, error, _ = verdict(run, exporter, "net.py:mode")
+        assert stage == "patch", error
+        assert "changed the model" in str(error)
+    stage, error, _ = verdict(run, "torch-export")
+    assert stage == "pass", error
+    assert all(torch.equal(run.model("cpu", "float32").state_dict()[name], before[name]) for name in before)

@@ -36,6 +36,7 @@ def test_without_the_flag(pytester):
     assert ours == {
         "pytest_exportcheck",
         "pytest_exportcheck.fixtures",
+        "pytest_exportcheck.lazy",
         "pytest_exportcheck.newhooks",
         "pytest_exportcheck.options",
         "pytest_exportcheck.plugin",

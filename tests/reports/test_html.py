@@ -222,7 +222,9 @@ def test_browser_filters(opened):
     opened.select_option("select[data-filter=exporter]", "torch-export")
     assert cells(opened) == ["pass"]
     opened.click("button[type=reset]")
-    opened.wait_for_function("document.getElementById('shown').value === '7 of 7 shown'")
+    # A polled function is text that the page evaluates, and its content policy refuses that.
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect(opened.locator("#shown")).to_have_text("7 of 7 shown")
     opened.select_option("select[data-filter=device]", "cuda")
     assert cells(opened) == ["skip"]
     opened.select_option("select[data-filter=device]", "")

@@ -1,0 +1,182 @@
+"""The shapes check of a spec: what was inferred against the accepted golden, and the record of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .checks.eager import check_eager
+from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
+from .checks.numbers import tolerances_of
+from .checks.sizes import refuse_unknown_sizes
+from .errors import (
+    ObserveError,
+    ShapesError,
+)
+from .observe.infer import ConstantLeaf
+from .observe.observation import GraphObservation, Observation
+from .pytrees import register_flattening_functions
+
+__all__ = ["CheckedObservation", "check_shapes", "facts_of"]
+
+
+class CheckedObservation(Observation):
+    """An observation with the text of its golden."""
+
+    def golden_text(self, path: str) -> str:
+        """Proposed content of the golden file that is shown as `path`.
+
+        Raises
+        ------
+        ObserveError
+            A graph is broken: a golden without its section would be accepted as whole.
+        """
+        if self.failures:
+            raise self.broken(f"{path} is not written: it would lack a graph")
+        return render_golden(self.golden_graphs(), path, self.spec.relative)
+
+    def check(self, graph: GraphObservation) -> None:
+        """Note a graph as broken where eager disagrees with itself, or the spec asks for sizes it has not."""
+        device = torch.device(self.device).type
+        try:
+            refuse_unknown_sizes(self.spec, graph)
+            check_eager(graph, tolerances_of(self.spec, device, self.dtype))
+        except ObserveError as error:
+            self.fail(graph.name, error)
+
+    def broken(self, *more: str) -> ObserveError:
+        """The error that names the broken graphs; `more`: lines before its details."""
+        names = [name for name in self.failures if name]
+        which = f"graph {names[0]} is" if len(names) == 1 else f"graphs {', '.join(names)} are"
+        details = list(more)
+        said: dict[str, list[str]] = {}
+        for name, failure in self.failures.items():
+            said.setdefault("\n".join([failure.message, *failure.details]), []).append(str(name))
+        for text, sharing in said.items():
+            first, *rest = text.splitlines()
+            details += [f"{', '.join(sharing)}: {first}", *(f"  {line}" for line in rest)]
+        return ObserveError(f"{which} broken ({len(names)} of {len(self.spec.graph_names)})", details=details)
+
+    def golden_graphs(self) -> dict[str | None, GoldenGraph]:
+        """The inferred shapes as golden sections.
+
+        One golden serves every dtype of a spec: the case's dtype is written as the first of the matrix.
+        """
+        primary = self.spec.matrix.dtypes[0]
+        graphs = {}
+        for name, graph in self.graphs.items():
+            inputs = {}
+            for path, leaf in graph.shapes.leaves.items():
+                text = str(leaf)
+                if not isinstance(leaf, ConstantLeaf) and leaf.dtype == self.dtype:
+                    text = text.replace(self.dtype, primary, 1)
+                inputs[path] = text
+            graphs[name] = GoldenGraph(inputs, dict(graph.shapes.containers))
+        return graphs
+
+
+def check_shapes(observation: CheckedObservation, golden: str | None, path: str) -> None:
+    """Compare the inferred dynamic shapes with the accepted ones.
+
+    Where a graph is broken, the others are compared all the same.
+
+    Parameters
+    ----------
+    golden:
+        Text of the golden file, ``None`` if there is none.
+    path:
+        The file as shown in messages.
+
+    Raises
+    ------
+    ShapesError
+        They differ, or there is no golden; the details hold the diff or the proposed content.
+    ObserveError
+        A graph is broken, and nothing is wrong with the shapes of the others.
+    """
+    graphs = observation.golden_graphs()
+    proposed = render_golden(graphs, path, observation.spec.relative)
+    if golden is None:
+        if observation.failures:
+            raise observation.broken(
+                f"{path} does not exist, and is not written before every graph of it is there",
+                *(["proposed content, so far:", *proposed.splitlines()] if graphs else []),
+            )
+        raise ShapesError(
+            f"no accepted dynamic shapes: {path} does not exist",
+            details=["proposed content:", *proposed.splitlines()],
+        )
+    try:
+        accepted = parse_golden(golden, path)
+    except GoldenError as error:
+        raise ShapesError(str(error), details=["proposed content:", *proposed.splitlines()]) from None
+    # What is accepted for a broken graph is neither confirmed nor obsolete.
+    known = {**{name: accepted[name] for name in observation.failures if name in accepted}, **graphs}
+    ordered = {name: known[name] for name in observation.spec.graph_names if name in known}
+    diff = compare_goldens(golden, render_golden(ordered, path, observation.spec.relative))
+    if diff:
+        broken = observation.broken() if observation.failures else None
+        raise ShapesError(
+            f"inferred dynamic shapes differ from {path}" + (f"; {broken.message}" if broken else ""),
+            details=[*diff, *_explain(observation, golden), *(broken.details if broken else ())],
+        )
+    if observation.failures:
+        raise observation.broken(
+            f"the other graphs have the shapes of {path}" if graphs else "no graph is left"
+        )
+
+
+@register_flattening_functions(None)
+def _explain(observation: CheckedObservation, golden: str) -> list[str]:
+    """For each axis that was dynamic and is not now (or the reverse): its sizes in the calls."""
+    notes = []
+    accepted = parse_golden(golden)
+    for name, proposed in observation.golden_graphs().items():
+        old = accepted.get(name)
+        graph = observation.graphs[name]
+        for path, text in proposed.inputs.items():
+            before = old.inputs.get(path) if old else None
+            if before is None or before == text or "[" not in before or "[" not in text:
+                continue
+            dims_before = before[before.index("[") + 1 : -1].split(", ")
+            dims_now = text[text.index("[") + 1 : -1].split(", ")
+            for axis, (was, now) in enumerate(zip(dims_before, dims_now, strict=False)):
+                if was != now and was.isdigit() != now.isdigit():
+                    sizes = [
+                        leaf.shape[axis]
+                        for call in graph.seen
+                        if isinstance(leaf := call.leaves().get(path), torch.Tensor) and leaf.dim() > axis
+                    ]
+                    kind = "dynamic" if not was.isdigit() else was
+                    # A call that begins with an empty cache has no such leaf; where all do, nothing is said.
+                    seen = f" (sizes {sizes} in {len(sizes)} calls)" if sizes else ""
+                    now = "dynamic" if not now.isdigit() else now
+                    notes.append(f"{path}: axis {axis} was {kind}, is now {now}{seen}")
+    return notes
+
+
+def facts_of(observation: CheckedObservation, golden: str | None) -> Mapping[str, Any]:
+    """What the record of a spec's shapes check says about the observation, and about the accepted text."""
+    warnings = [warning for graph in observation.graphs.values() for warning in graph.shapes.warnings]
+    graphs = [name for name in observation.graphs if name]
+    broken = [name for name in observation.failures if name]
+    shapes = {name or "": dict(golden.inputs) for name, golden in observation.golden_graphs().items()}
+    return {
+        "calls": len(observation.calls),
+        "graphs": graphs,
+        "broken": broken,
+        "warnings": warnings,
+        "shapes": shapes,
+        "accepted": _accepted(golden),
+    }
+
+
+def _accepted(golden: str | None) -> dict[str, dict[str, str]] | None:
+    """Graph -> path -> shape; ``None`` where nothing is accepted, or it cannot be read."""
+    try:
+        graphs = parse_golden(golden) if golden is not None else None
+    except GoldenError:
+        return None
+    return None if graphs is None else {name or "": dict(graph.inputs) for name, graph in graphs.items()}

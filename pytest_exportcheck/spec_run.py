@@ -1,0 +1,204 @@
+"""What the cases of one spec share in one process: models, observations, and modes made for a graph."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+
+from .cases import CaseId
+from .checks.numbers import refuse_unused_rules
+from .checks.state import differences, model_state
+from .errors import (
+    ExportCheckError,
+    LoadError,
+    ObserveError,
+    PatchError,
+)
+from .exporters.base import (
+    dynamic_arguments,
+    flat_forward,
+)
+from .exporters.rnn import fresh_dispatch
+from .foreign_errors import refusal
+from .observe.observation import GraphObservation, last_lines, observe
+from .patches.base import PatchMode
+from .patches.observed import Observed
+from .patches.registry import load_patch_mode
+from .pytrees import register_flattening_functions
+from .shapes_check import CheckedObservation
+from .spec import ModelSpec, build_calls, build_model
+
+__all__ = ["OWN", "SpecRun"]
+
+#: What ``CaseId.patch_mode`` is for an exporter that brings its own patches.
+OWN = "own"
+
+
+def _device_index(device: str) -> str:
+    """``cuda`` on the device of this worker: worker k takes cuda:(k mod count)."""
+    if device != "cuda" or torch.cuda.device_count() < 2:
+        return device
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return f"cuda:{int(worker) % torch.cuda.device_count()}" if worker.isdigit() else device
+
+
+class SpecRun:
+    """Everything of one spec in one process: its models and observations, made once, kept until `close`.
+
+    Attributes
+    ----------
+    modes:
+        Patch modes under names of the caller's own (a part of a mode), beside those that are registered.
+    """
+
+    def __init__(self, spec: ModelSpec, share: bool = True) -> None:
+        self.spec = spec
+        self.share = share
+        self.modes: dict[str, PatchMode] = {}
+        self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
+        self._observations: dict[tuple[str, str, str], CheckedObservation | ExportCheckError] = {}
+        self._prepared: dict[tuple[str | None, ...], PatchMode | ExportCheckError] = {}
+
+    def close(self) -> None:
+        """Free the models and what was recorded."""
+        self._models.clear()
+        self._observations.clear()
+        self._prepared.clear()
+        gc.collect()
+
+    def forget(self, device: str, dtype: str) -> None:
+        """Build the model and observe it again for the next case: this one was changed."""
+        self._models.pop((device, dtype), None)
+        for key in [key for key in self._observations if key[:2] == (device, dtype)]:
+            del self._observations[key]
+        for made in [key for key in self._prepared if key[:2] == (device, dtype)]:
+            del self._prepared[made]
+
+    def mode(self, name: str) -> PatchMode:
+        """The patch mode of a case; `PatchError` if there is none of that name."""
+        if name in self.modes:
+            return self.modes[name]
+        try:
+            return cast(PatchMode, load_patch_mode("none" if name == OWN else name, self.spec.folder))
+        except LookupError as error:
+            raise PatchError(str(error)) from None
+
+    def share_observation(self, device: str, dtype: str, mode: str, other: str) -> None:
+        """Let cases under `other` have what was observed under `mode`."""
+        self._observations[device, dtype, other] = self._observations[device, dtype, mode]
+
+    def drop_mode(self, name: str) -> None:
+        """Forget a mode of `modes`, and what was observed under it."""
+        self.modes.pop(name, None)
+        for key in [key for key in self._observations if key[2] == name]:
+            del self._observations[key]
+
+    def model(self, device: str, dtype: str) -> torch.nn.Module:
+        """The model; raises `LoadError`, the same one again if it failed before."""
+        key = (device, dtype)
+        if key not in self._models:
+            try:
+                self._models[key] = build_model(self.spec, _device_index(device), dtype)
+            except ExportCheckError as error:
+                self._models[key] = error
+            except (Exception, SystemExit) as error:
+                self._models[key] = LoadError(f"{type(error).__name__}: {error}", details=last_lines(error))
+        model: torch.nn.Module = _value(self._models[key])
+        return model
+
+    def observe(
+        self, device: str, dtype: str, mode: str = "none", enter: Callable[[str], None] = lambda stage: None
+    ) -> CheckedObservation:
+        """The observation under a patch mode; `LoadError` or `ObserveError`, again if it failed before."""
+        key = (device, dtype, mode)
+        if key not in self._observations:
+            enter("load")
+            model = self.model(device, dtype)
+            enter("observe")
+            try:
+                self._observations[key] = self._observe(model, device, dtype, mode)
+            except ExportCheckError as error:
+                self._observations[key] = error
+            except (Exception, SystemExit) as error:
+                self._observations[key] = ObserveError(
+                    f"{type(error).__name__}: {error}", details=last_lines(error)
+                )
+        checked: CheckedObservation = _value(self._observations[key])
+        return checked
+
+    def prepared(
+        self, case: CaseId, mode: PatchMode, observation: CheckedObservation, target: str
+    ) -> PatchMode:
+        """The mode made for the case's graph, where it is one that wants to see the calls.
+
+        Raises
+        ------
+        PatchError
+            It cannot be made; again, if it failed before.
+        """
+        prepare = getattr(mode, "prepared", None)
+        if prepare is None:
+            return mode
+        # The runtime decides which other patches are in place; without any, torch and onnx are the same.
+        runtime = "torch" if target == "onnx" and not getattr(mode, "sources", True) else target
+        key = (case.device, case.dtype, observation.patch_mode, case.graph, mode.name, runtime)
+        if key not in self._prepared:
+            state = model_state(observation.model, attributes=False)
+            try:
+                with (
+                    register_flattening_functions(None),
+                    self.mode(observation.patch_mode).apply(observation.model, "eager"),
+                ):
+                    self._prepared[key] = prepare(_observed(observation.graph(case.graph), target))
+            except ExportCheckError as error:
+                self._prepared[key] = error
+            except (Exception, SystemExit) as error:
+                self._prepared[key] = refusal(error, "patch", f"patch mode {mode.name} cannot be made")
+            changed = list(differences(state, model_state(observation.model, attributes=False)).values())
+            if changed:
+                # Nothing that was made of this model may reach the next case.
+                self.forget(case.device, case.dtype)
+                raise PatchError(f"rewriting for patch mode {mode.name} changed the model: {changed[0]}")
+        made: PatchMode = _value(self._prepared[key])
+        return made
+
+    def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
+        where = _device_index(device)
+        with register_flattening_functions(None), self.mode(mode).apply(model, "eager"):
+            plans = build_calls(self.spec, where, dtype)
+            seen = observe(self.spec, model, plans, where, dtype, mode)
+            checked = CheckedObservation(**vars(seen))
+            for graph in list(checked.graphs.values()):
+                checked.check(graph)
+            if not checked.failures:
+                # A rule may be about the outputs of a broken graph.
+                refuse_unused_rules(self.spec, list(checked.graphs.values()))
+        return checked
+
+
+def _value(kept: Any) -> Any:
+    if isinstance(kept, ExportCheckError):
+        # A new one each time: pytest writes the traceback of this test into the exception it is given.
+        raise type(kept)(kept.message, details=kept.details, facts=kept.facts)
+    return kept
+
+
+def _observed(graph: GraphObservation, target: str) -> Observed:
+    """The graph as a patch mode sees it."""
+
+    def export() -> Any:
+        where = graph.target
+        arguments = graph.example.arguments
+        with fresh_dispatch(), flat_forward(where.module, where.method, where.signature, arguments) as kwargs:
+            shapes = dynamic_arguments(kwargs, graph.shapes)
+            with torch.no_grad():
+                return torch.export.export(where.module, (), kwargs, dynamic_shapes=shapes, strict=False)
+
+    def run() -> list[Any]:
+        return [graph.eager(call.arguments) for call in graph.calls]
+
+    return Observed(graph.target.module, run, export, target)
