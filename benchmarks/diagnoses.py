@@ -1,15 +1,17 @@
 """What a diagnosis says about failures that exist today, and what it costs.
 
-python benchmarks/diagnoses.py [--quick] [NAME ...]
+python benchmarks/diagnoses.py [--quick] [--shipped] [NAME ...]
 
 For each: the guilty line, the culprits, CPU seconds of the whole diagnosis, and of exporting every traced
 submodule with the same exporter, which is what one does by hand (stopped after `NAIVE_SECONDS`;
-left out with ``--quick``).
+left out with ``--quick``). ``--shipped``: the expected failures of ``model_specs`` instead, one of each
+spec, exporter, graph and stage.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import sys
 import time
@@ -25,10 +27,13 @@ from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.diagnose import Subject, diagnose, subject_of, trace_forward_execution
 from pytest_exportcheck.diagnose.diagnosis import subject_of_case
 from pytest_exportcheck.diagnose.subject import Clock, quietly
+from pytest_exportcheck.errors import ExportCheckError
+from pytest_exportcheck.expectations import expectation_for
 from pytest_exportcheck.exporters.base import Exported, ExportRequest
 from pytest_exportcheck.exporters.transformers_onnx import TransformersOnnx
-from pytest_exportcheck.pipeline import SpecRun
-from pytest_exportcheck.spec import load_spec
+from pytest_exportcheck.pipeline import SpecRun, run_case
+from pytest_exportcheck.plan import export_cases
+from pytest_exportcheck.spec import ModelSpec, load_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 BUDGET_SECONDS = 240.0
@@ -162,6 +167,31 @@ FAILURES: dict[str, Callable[[], Subject]] = {
 }
 
 
+def shipped() -> dict[str, Callable[[], tuple[Subject, ExportCheckError]]]:
+    """By label, what takes a case of ``model_specs`` that is known to fail to its failure."""
+    found: dict[str, Callable[[], tuple[Subject, ExportCheckError]]] = {}
+    seen = set()
+    for path in sorted((ROOT / "model_specs").glob("*.yaml")):
+        spec = load_spec(path, ROOT)
+        for case in export_cases(spec):
+            known = expectation_for(spec, case)
+            kind = known and (spec.relative, case.exporter, case.graph, known.stage)
+            if known is None or kind in seen or case.device != "cpu":
+                continue
+            seen.add(kind)
+            found[f"{path.stem} {case.label()} {known.stage}"] = functools.partial(_failed, spec, case)
+    return found
+
+
+def _failed(spec: ModelSpec, case: CaseId) -> tuple[Subject, ExportCheckError]:
+    run = SpecRun(spec)
+    try:
+        run_case(run, case, lambda _stage: None, {})
+    except ExportCheckError as error:
+        return subject_of_case(run, case), error
+    raise SystemExit(f"{case} passes")
+
+
 def naive(subject: Subject) -> tuple[float, int, int]:
     """(CPU seconds, submodules exported, submodules) of exporting all of them with their recorded calls."""
     target = subject.target
@@ -182,15 +212,21 @@ def main() -> int:
     """Print one block per failure; 1 if one was not explained."""
     warnings.simplefilter("ignore")
     quick = "--quick" in sys.argv
-    wanted = [name for name in sys.argv[1:] if name != "--quick"] or list(FAILURES)
+    # A subject, and the failure that is to be explained, if it is known already.
+    failures: dict[str, Callable[[], tuple[Subject, ExportCheckError | None]]]
+    if "--shipped" in sys.argv:
+        failures = dict(shipped())
+    else:
+        failures = {name: lambda make=make: (make(), None) for name, make in FAILURES.items()}
+    wanted = [name for name in sys.argv[1:] if not name.startswith("--")] or list(failures)
     rows = []
     unexplained = 0
     for name in wanted:
         torch.manual_seed(0)
         with quietly():
-            subject = FAILURES[name]()
+            subject, error = failures[name]()
         began = time.process_time()
-        found = diagnose(subject, None, Clock(BUDGET_SECONDS))
+        found = diagnose(subject, error, Clock(BUDGET_SECONDS))
         seconds = time.process_time() - began
         print(f"== {name}\n{found.verdict}")
         for culprit in found.pieces.culprits if found.pieces is not None else ():
