@@ -366,19 +366,26 @@ def _evidence(found: Diagnosis, error: ExportCheckError | None, dtype: str, fres
 
 
 def _has_masked_rows(arguments: dict[str, Any]) -> bool:
-    """Whether an input whose name says mask has a row in which nothing is allowed.
+    """Whether an input that is a mask has a row in which nothing is allowed.
 
-    A mask of left padding counts: its first query positions see nothing but padding.
+    A mask is known by its name; a row of -inf is one under every name. A mask of left padding counts: its
+    first query positions see nothing but padding.
     """
     for name, value in arguments.items():
-        if "mask" not in name or not isinstance(value, torch.Tensor) or value.dim() < 2 or not value.numel():
+        if not isinstance(value, torch.Tensor) or value.dim() < 2 or not value.numel():
             continue
         if value.is_floating_point():
+            if bool((value == -torch.inf).all(-1).any()):
+                return True
+            if "mask" not in name:
+                continue
             blocked = value <= torch.finfo(value.dtype).min / 2
             if bool(blocked.all(-1).any()):
                 return True
             if not bool(((value == 0) | (value == 1)).all()):
                 continue
+        if "mask" not in name:
+            continue
         allowed = value.bool()
         if bool((~allowed.any(-1)).any()) or (allowed.dim() == 2 and bool((~allowed[:, 0]).any())):
             return True

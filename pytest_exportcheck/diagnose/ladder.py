@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+from ..checks.frozen import frozen_in_program, onnx_dims
 from ..errors import ExportCheckError, SessionError
 from ..exporters.base import Exported, ExportRequest
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
 from ..pytrees import flatten_with_paths
 from ..runtimes.base import open_session
-from ..runtimes.onnx_runtime import is_onnx
+from ..runtimes.onnx_runtime import is_onnx, onnx_input_dims
 from .onnx_models import (
     LEVELS,
     OPTIMIZERS,
@@ -280,9 +281,26 @@ class _Climb:
                 return f"the decomposition of {operator} changes the numbers"
         return ""
 
+    def _frozen(self) -> bool:
+        """Whether the program of the exporter fixes axes that are dynamic in the calls."""
+        final, exporter = self.ladder.final, self.subject.exporter
+        assert final is not None
+        declared = onnx_input_dims(final.program)
+        if declared is None:
+            return False
+        frozen = frozen_in_program(onnx_dims(declared, final.input_names), self.subject.shapes, {})
+        if not frozen:
+            return False
+        what = f"{len(frozen)} dynamic axes became constants: {frozen[0]}"
+        self.ladder.rungs.append(Rung("input axes", "fails", note=what))
+        self._name("export", f"{exporter.name}: {what}")
+        return True
+
     def _plain_of_exporter(self) -> None:
         """An exporter of which only the result is known, with its optimization turned off if it has one."""
         ladder, exporter = self.ladder, self.subject.exporter
+        if self._frozen():
+            return
         off = _UNOPTIMIZED.get(exporter.name)
         if off is None:
             ladder.plain = ladder.final

@@ -12,6 +12,8 @@ from onnxscript import opset18 as op
 
 from pytest_exportcheck.checks.compare import Tolerances
 from pytest_exportcheck.diagnose.diagnosis import Diagnosis
+from pytest_exportcheck.exporters.base import Exported, ExportRequest
+from pytest_exportcheck.exporters.onnx_dynamo import OnnxDynamo
 
 from .helpers import Gelu, Raises, Wrap, corrupted_runtime
 from .test_faults import ROWS, WIDE, Half, decode, explain, tiny_llama
@@ -257,3 +259,44 @@ def test_a_branch_that_torchscript_bakes_in() -> None:
     assert found.verdict.startswith("guilty: onnx-torchscript to ONNX")
     assert found.ladder is not None
     assert found.ladder.sample == "call 1 of 2"  # it is traced with the other one
+
+
+class FixesAnAxis:
+    """An exporter of which only the result is known: it exports for one batch size."""
+
+    name = "fixes-an-axis"
+    target = "onnx"
+
+    def export(self, request: ExportRequest) -> Exported:
+        fixed = dataclasses.replace(
+            request,
+            dynamic_shapes={"x": {1: torch.export.Dim.DYNAMIC}},
+            dynamic_names={"x": {1: "rows"}},
+            options={},
+        )
+        return OnnxDynamo().export(fixed)
+
+
+def test_an_exporter_that_fixes_an_axis() -> None:
+    calls = [{"x": torch.randn(b, n, 4)} for b, n in ((2, 6), (3, 5))]
+    found = explain(Gelu(), calls, exporter=FixesAnAxis())
+    assert guilty(found) == "export"
+    assert "fixes-an-axis: 1 dynamic axes became constants: axis 0 of x (x_dim_0) is dynamic" in found.verdict
+    assert "fixes it to 2" in found.verdict
+    assert [cause.name for cause in found.causes] == ["fixed axis"]
+
+
+class Biased(torch.nn.Module):
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+
+def test_a_masked_row_of_an_input_that_is_not_called_mask() -> None:
+    def call(batch: int, length: int) -> dict[str, torch.Tensor]:
+        bias = torch.zeros(batch, 2, length, length)
+        bias[:, :, 1] = -torch.inf
+        return {"x": torch.randn(batch, 2, length, 8), "bias": bias}
+
+    found = explain(Biased(), [call(2, 4), call(3, 5)])
+    assert guilty(found) == "conversion"
+    assert [cause.name for cause in found.causes] == ["fully masked attention rows"]
