@@ -199,21 +199,22 @@ class Controller:
         cache = getattr(self._config, "cache", None)
         if cache is None or not self._seconds:
             return
-        known = self._stored_durations()
+        known = self.stored_durations()
         for spec, (seconds, tests) in self._seconds.items():
             # A run of some of a spec's tests says little about the whole.
             if tests and tests >= known.get(spec, [0.0, 0])[1]:
                 known[spec] = [round(seconds, 3), tests]
         cache.set(_DURATIONS, known)
 
-    def _stored_durations(self) -> dict[str, list[float]]:
+    def stored_durations(self) -> dict[str, list[float]]:
+        """Spec path -> [seconds, tests], from earlier runs."""
         cache = getattr(self._config, "cache", None)
         stored = cache.get(_DURATIONS, {}) if cache is not None else {}
         return stored if isinstance(stored, dict) else {}
 
     def remembered(self) -> dict[str, float]:
         """Spec path -> seconds, from earlier runs."""
-        return {spec: float(entry[0]) for spec, entry in self._stored_durations().items()}
+        return {spec: float(entry[0]) for spec, entry in self.stored_durations().items()}
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self._config.getoption("collectonly"):

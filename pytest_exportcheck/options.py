@@ -125,6 +125,14 @@ def add_options(parser: pytest.Parser) -> None:
         f"limit of {STAGE_SECONDS:g} unless told otherwise)",
     )
     group.addoption(
+        "--workers-per-gpu",
+        type=int,
+        dest="exportcheck_workers_per_gpu",
+        metavar="N",
+        default=1,
+        help="with -n: how many workers use one CUDA device at a time (default 1)",
+    )
+    group.addoption(
         "--no-share",
         action="store_true",
         dest="exportcheck_no_share",
@@ -223,6 +231,8 @@ class Options:
         Which failures are explained: ``off``, ``failed`` or ``all``, expected ones among them.
     diagnose_budget:
         Seconds after which no new step of a diagnosis begins.
+    workers_per_gpu:
+        How many xdist workers use one CUDA device at a time.
     """
 
     flag: bool
@@ -246,6 +256,7 @@ class Options:
     ablate: bool = False
     diagnose: str = "off"
     diagnose_budget: float = DIAGNOSIS_SECONDS
+    workers_per_gpu: int = 1
 
     @classmethod
     def from_config(cls, config: pytest.Config) -> Options:
@@ -293,6 +304,7 @@ class Options:
             ablate=bool(config.getoption("exportcheck_ablate")),
             diagnose=_diagnose(config),
             diagnose_budget=_seconds(config, "exportcheck_diagnose_budget", DIAGNOSIS_SECONDS),
+            workers_per_gpu=config.getoption("exportcheck_workers_per_gpu"),
         )
 
     def check(self, exporters: Sequence[str], patch_modes: Sequence[str]) -> None:
@@ -307,6 +319,8 @@ class Options:
                 # ``file.py:name``: a mode of the user's, known to the specs that name it.
                 if value not in known and not (kind == "patch mode" and ":" in value):
                     raise pytest.UsageError(unknown_name(kind, value, known))
+        if self.workers_per_gpu < 1:
+            raise pytest.UsageError(f"--workers-per-gpu {self.workers_per_gpu}: expected at least 1")
         self._check_ci()
         from .reports.html import missing_packages
 

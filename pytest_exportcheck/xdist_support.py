@@ -57,6 +57,7 @@ class ControllerSide:
         session.stages_of_workers = self._directory
         # Fixed now: a worker that replaces a dead one must order its tests as the others did.
         self._remembered = controller.remembered()
+        self._durations = controller.stored_durations()
 
     def pytest_unconfigure(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -70,9 +71,11 @@ class ControllerSide:
         # trylast, and registered before xdist's own: a scheduler of the user's still wins.
         if config.getoption("dist") != "loadscope":
             return None
-        from .xdist_scheduler import OneLossLoadScope
+        from .xdist_scheduler import SpecScheduling
 
-        return OneLossLoadScope(config, log)
+        options = self._session.options
+        exporters = self._session.exporters
+        return SpecScheduling(config, log, self._durations, exporters, options.workers_per_gpu)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:

@@ -11,7 +11,7 @@ def test_loadscope_is_chosen_and_said(project):
     project.spec("a")
     result = project.run("-n1", "-v")
     result.stdout.fnmatch_lines(["exportcheck: *; --dist loadscope (*", "exportcheck: 1 spec, 1 case*"])
-    result.stdout.fnmatch_lines(["*scheduling tests via OneLossLoadScope"])
+    result.stdout.fnmatch_lines(["*scheduling tests via SpecScheduling"])
     result.assert_outcomes(passed=2)
 
 
@@ -147,3 +147,22 @@ def test_marked_tests_are_reported_without_the_flag(project):
     result = project.run("-n2", ".", "--exportcheck-report=report.json", flag=False)
     result.stdout.fnmatch_lines(["a     pass*", "1 case: 1 pass   report: report.json"])
     assert len(project.report()) == 1
+
+
+def test_cuda_cases_are_in_one_worker(project):
+    for name in ("a", "b", "c", "d"):
+        project.spec(name, exporters=("torch-export", "onnx-dynamo"), matrix=", devices: [cpu, cuda]")
+    result = project.run("-n2", "-v")
+    ran = [line.split() for line in result.outlines if "::test_" in line and line.startswith("[gw")]
+    cuda = {words[0] for words in ran if "[cuda-" in words[-1]}
+    assert len(ran) == 4 * 2 * 3
+    assert len(cuda) == 1
+
+
+def test_workers_per_gpu(any_project):
+    any_project.spec("a", matrix=", devices: [cpu, cuda]")
+    result = any_project.run("--workers-per-gpu=2")
+    result.assert_outcomes(passed=2, skipped=2)
+    result = any_project.run("--workers-per-gpu=0")
+    result.stderr.fnmatch_lines(["ERROR: --workers-per-gpu 0: expected at least 1"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
