@@ -123,6 +123,15 @@ CAUSES: tuple[Cause, ...] = (
         r"specialized it to be a constant|dynamic axes became constants)",
     ),
     Cause(
+        "guard on sizes",
+        "the model compares sizes in Python; the captured program keeps the side of its example and refuses "
+        "sizes of the other side",
+        "if both sides compute the same: an ONNX model has no guards and may be right; if not: a patch mode "
+        "that replaces the comparison, or a graph for each side (observe.graphs)",
+        pattern=r"Guard failed: ",
+        test=lambda e: not any(name.startswith(("aten.gru", "aten.lstm")) for name in e.operators),
+    ),
+    Cause(
         "data-dependent branch",
         "Python decides by the values of a tensor (if, while, assert, int(), .item()), which a trace does "
         "not know",

@@ -70,6 +70,8 @@ class Culprit:
         Why it does not.
     alike:
         Sites of the same class with the same inputs that were not tried.
+    only_alone:
+        It cannot be exported alone, and the whole can with it inside: it need not be to blame.
     """
 
     path: str
@@ -85,13 +87,16 @@ class Culprit:
     parent_exports: bool | None = None
     parent_reason: str = ""
     alike: tuple[str, ...] = ()
+    only_alone: bool = False
 
     def lines(self) -> list[str]:
         """As shown to a person."""
         what = {"DISC": "gives wrong numbers", "EVAL": "does not run", "SHAPES": "cannot be one graph"}
-        shown = [
-            f"culprit: {self.site} ({self.kind}) {what.get(self.step, 'cannot be exported')}: {self.reason}"
-        ]
+        failed = what.get(self.step, "cannot be exported")
+        role = "culprit"
+        if self.only_alone:
+            role, failed = "perhaps", f"{failed} alone (the whole can, with it inside)"
+        shown = [f"{role}: {self.site} ({self.kind}) {failed}: {self.reason}"]
         if self.line:
             shown.append(f"  at {self.line}")
         if self.own_code:
@@ -214,9 +219,18 @@ def find_culprits(
         if status.is_ok():
             search.found.note = "the whole passes on the traced calls: nothing to search for"
         else:
-            search.found.culprits = search.descend(root, status)
+            search.found.culprits = _weighed(search.descend(root, status), status)
     search.found.tried = search.tried
     return search.found
+
+
+def _weighed(culprits: list[Culprit], whole: StatusExport) -> list[Culprit]:
+    """Where the whole can be exported, those come first that can be, too, and fail when they run."""
+    ran = ("EVAL", "DISC")
+    if whole.step not in ran:
+        return culprits
+    weighed = [replace(culprit, only_alone=culprit.step not in ran) for culprit in culprits]
+    return sorted(weighed, key=lambda culprit: culprit.only_alone)
 
 
 class _Search:

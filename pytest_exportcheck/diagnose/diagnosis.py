@@ -351,7 +351,9 @@ def _evidence(found: Diagnosis, error: ExportCheckError | None, dtype: str, fres
                 {str(n.target) for n in ladder.captured.graph.nodes if n.op == "call_function"}
             )
     if found.pieces is not None:
-        parts += [f"{culprit.kind}: {culprit.reason}" for culprit in found.pieces.culprits]
+        parts += [
+            f"{culprit.kind}: {culprit.reason}" for culprit in found.pieces.culprits if not culprit.only_alone
+        ]
     return Evidence(
         "\n".join(parts),
         found.stage,

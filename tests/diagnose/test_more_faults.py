@@ -101,6 +101,39 @@ def test_a_branch_on_one_size() -> None:
     assert sites(found) == ["right.inner"]
 
 
+class Counted(torch.nn.Module):
+    def forward(self, x: torch.Tensor, rows: int) -> torch.Tensor:
+        return x / rows
+
+
+class CountsRows(torch.nn.Module):
+    """Gives a submodule a size as a number: that one is no graph of its own, and nothing is wrong with it."""
+
+    def __init__(self, other: torch.nn.Module) -> None:
+        super().__init__()
+        self.counted = Counted()
+        self.other = other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(self.counted(x, x.shape[0]))
+
+
+def test_what_cannot_be_exported_alone_is_not_blamed_first() -> None:
+    class Rows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1 if x.shape[0] > 4 else x - 1
+
+    found = explain(CountsRows(Wrap(Rows(), 4)), ROWS, exporter="torch-export")
+    assert guilty(found) == "capture"
+    assert sites(found) == ["other.inner", "counted"]
+    assert found.pieces is not None
+    assert [culprit.only_alone for culprit in found.pieces.culprits] == [False, True]
+    assert "smallest failing module: other.inner (Rows)" in found.verdict
+    assert any(
+        line.startswith("perhaps: counted (Counted) cannot be one graph alone") for line in found.lines()
+    )
+
+
 @dataclasses.dataclass
 class Box:
     value: torch.Tensor
