@@ -124,10 +124,10 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "guard on sizes",
-        "the model compares sizes in Python; the captured program keeps the side of its example and refuses "
-        "sizes of the other side",
-        "if both sides compute the same: an ONNX model has no guards and may be right; if not: a patch mode "
-        "that replaces the comparison, or a graph for each side (observe.graphs)",
+        "the model compares sizes in Python, and the captured program holds for the side of its example only",
+        "compute both sides with tensors (torch.where, a mask), use a patch mode that replaces the "
+        "comparison, or give a graph to each side (observe.graphs); where both sides are the same, the ONNX "
+        "model, which has no guards, may be right although the program refuses",
         pattern=r"Guard failed: ",
         test=lambda e: not any(name.startswith(("aten.gru", "aten.lstm")) for name in e.operators),
     ),
