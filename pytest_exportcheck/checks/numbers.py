@@ -98,7 +98,11 @@ def add_writes(
 
 
 def _only_padding(
-    expected: Leaves, got: Leaves, inputs: Mapping[str, Any], tolerances: Tolerances, eager: MovedEager
+    expected: Leaves,
+    got: Leaves,
+    inputs: Mapping[str, Any],
+    tolerances: Tolerances,
+    eager: MovedEager | None = None,
 ) -> str | None:
     """A sentence if the difference is only where attention_mask is 0, ``None`` otherwise."""
     mask = inputs.get("attention_mask")

@@ -33,6 +33,7 @@ from ..pytrees import clone_tree, flatten_with_paths
 from .compare import LeafComparison, compare_leaf, compare_leaves
 from .ties import Ties
 from .tolerance import Tolerances, size_of
+from .trace import address
 from .writes import WriteWatch, in_place
 
 __all__ = ["MovedEager", "compare_rounded", "note_rounding"]
@@ -101,7 +102,7 @@ def _is_rounded(value: Any) -> bool:
 @functools.cache
 def _rounds(func: Any) -> str:
     """What an operator rounds: nothing (``""``), its ``result``, or ``inside`` also what it is made of."""
-    if not isinstance(func, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in func.tags:
+    if torch.Tag.nondeterministic_seeded in func.tags:
         return ""
     name = func.overloadpacket.__name__.rstrip("_")
     view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
@@ -124,23 +125,32 @@ def _terms(name: str, args: Sequence[Any], out: Any) -> int:
 class _Moving(TorchDispatchMode):
     """Moves what operators return; without a seed, only looks at it.
 
+    Parameters
+    ----------
+    shared:
+        Addresses of memory that must not be written to.
+
     Attributes
     ----------
     largest:
         The largest number that was computed with, fill values left out; of a mode without a seed.
     """
 
-    # What runs in the branches of `torch.cond` and the like is not moved.
     supports_higher_order_operators = True
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, shared: frozenset[int], seed: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._shared = shared
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
         self.largest = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            # `torch.cond` and the like: what they call is to be seen, too.
+            return func(*_pytree.tree_map(self._within, args), **kwargs)
+        self._refuse_writes(func, args, kwargs)
         rounds = _rounds(func)
         if not rounds or not any(map(_is_rounded, _pytree.tree_leaves((args, kwargs)))):
             return func(*args, **kwargs)
@@ -167,6 +177,27 @@ class _Moving(TorchDispatchMode):
             scale = _scale(_terms(name, args, None if name in _TERMS else func(*args, **kwargs)))
             args, kwargs = _pytree.tree_map(lambda leaf: self._moved(leaf, scale), (args, kwargs))
         return _pytree.tree_map(lambda leaf: self._moved(leaf, scale), func(*args, **kwargs))
+
+    def _within(self, value: Any) -> Any:
+        """A function that runs under this mode."""
+        if not callable(value) or isinstance(value, torch.Tensor):
+            return value
+
+        def call(*args: Any) -> Any:
+            with self:
+                return value(*args)
+
+        return call
+
+    def _refuse_writes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not func._schema.is_mutable:
+            return
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[position] if position < len(args) else kwargs.get(argument.name)
+                for leaf in _pytree.tree_leaves(value):
+                    if isinstance(leaf, torch.Tensor) and address(leaf) in self._shared:
+                        raise RuntimeError("a call writes to parameters")
 
     def _moved(self, value: Any, scale: float = 1.0) -> Any:
         """`value` moved by up to a unit in the last place, times `scale`; itself if it is not rounded."""
@@ -264,29 +295,33 @@ class MovedEager:
             with _kept_generators(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if not self.plain:
-                    mode = _Moving()
-                    self.plain = self._call(mode)
-                    self.largest = mode.largest
+                    self.plain = self._call()
                 while len(self.moved) < count:
-                    self.moved.append(self._call(_Moving(len(self.moved) + 1)))
+                    self.moved.append(self._call(len(self.moved) + 1))
         except Exception as error:
             # A module that cannot be copied, a branch in which moved values end in an error.
             self.problem = f"{type(error).__name__}: {error}"
             return False
         return True
 
-    def _call(self, mode: _Moving) -> dict[str, torch.Tensor]:
+    def _call(self, seed: int | None = None) -> dict[str, torch.Tensor]:
         module = self._target.module
         # Buffers are copied, weights are shared.
-        weights = [each for each in module.parameters() if not each.is_inference()]
-        versions = [each._version for each in weights]
-        target = replace(self._target, module=copy.deepcopy(module, {id(each): each for each in weights}))
+        weights = {id(each): each for each in module.parameters()}
+        mode = _Moving(frozenset(filter(None, map(address, weights.values()))), seed)
+        copied = copy.deepcopy(module, weights)
+        forward: Any = vars(copied).get("forward")
+        if hasattr(forward, "replaced"):
+            # While it is exported, the module has a forward that calls the original module.
+            vars(copied).pop("forward")
+            if forward.replaced is not None:
+                vars(copied)["forward"] = forward.replaced
+        target = replace(self._target, module=copied)
         arguments = clone_tree(dict(self._arguments()))
         watch = WriteWatch(arguments)
         with mode:
             outputs = target.call(arguments)
-        if versions != [each._version for each in weights]:
-            raise RuntimeError("a call writes to parameters")
+        self.largest = max(self.largest, mode.largest)
         leaves = [*flatten_with_paths(outputs), *((in_place(p), v) for p, v in watch.written().items())]
         count = Counter(path for path, _ in leaves)
         return {
@@ -338,7 +373,7 @@ def compare_rounded(
     got: Sequence[tuple[str, Any]],
     tolerances: Tolerances,
     where: Mapping[str, torch.Tensor | Ties] | None,
-    eager: MovedEager,
+    eager: MovedEager | None,
 ) -> list[LeafComparison]:
     """`compare_leaves`; where numbers alone differ, what rounding does to eager itself is allowed.
 
@@ -346,7 +381,8 @@ def compare_rounded(
     """
     results = compare_leaves(expected, got, tolerances, where)
     failed = [result for result in results if not result.ok]
-    if not failed or any(result.would_need is None for result in failed):
+    # What no tolerance makes up for is no rounding.
+    if not failed or eager is None or any(each.reason or each.would_need is None for each in failed):
         return results
     left, right = dict(expected), dict(got)
     for count in (_FIRST, _REPLAYS):
