@@ -292,7 +292,8 @@ class MovedEager:
         if self.problem:
             return False
         try:
-            with _kept_generators(), warnings.catch_warnings():
+            # What torch.compile makes of a call under a mode would be used for later calls, without one.
+            with _kept_generators(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 if not self.plain:
                     self.plain = self._call()
@@ -389,7 +390,7 @@ def compare_rounded(
         if not eager.replay(count):
             return results
         spreads = {result.path: eager.spread(result.path, left[result.path]) for result in failed}
-        if any(_is_hopeless(result, spreads[result.path]) for result in failed):
+        if all(_is_hopeless(result, spreads[result.path]) for result in failed):
             break
     judged = []
     for result in results:
