@@ -57,14 +57,14 @@ def check_patches(
     """
     model = observation.model
     noted: dict[str, Any] = {}
+    moved = [MovedEager.of(graph.target, call) for call in graph.calls]
     recorded = [call.output_leaves() for call in graph.calls]
 
     def replay() -> list[Leaves]:
         return [flatten_with_paths(graph.eager(call.arguments)) for call in graph.calls]
 
     def judge(position: int, before: Leaves, after: Leaves) -> list[LeafComparison]:
-        call = graph.calls[position]
-        results = compare_rounded(before, after, tolerances, None, MovedEager.of(graph.target, call))
+        results = compare_rounded(before, after, tolerances, None, moved[position])
         note_rounding(noted, results, f"patches, call {position + 1} of {len(graph.calls)}")
         return results
 

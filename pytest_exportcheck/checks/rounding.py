@@ -47,7 +47,7 @@ _FACTOR = 4.0
 
 #: A move is what is left of larger numbers if it is at most so many roundings of the largest number that was
 #: computed with (and, in half precision, at most this share of it)...
-_ROUNDINGS, _SHARE = 256, 0.125
+_ROUNDINGS, _SHARE = 64, 0.0625
 
 #: ... or if what is allowed is at most this share of the output. Larger ones are of an ill-conditioned eager,
 #: or one near a branch: a fault could hide in what is allowed.
@@ -266,8 +266,8 @@ class MovedEager:
     ----------
     plain:
         Path of an output, or of an input that was written to -> what is in it when nothing is moved.
-    moved:
-        The same for each replay.
+    replays:
+        How many there are.
     largest:
         The largest number that was computed with.
     problem:
@@ -278,7 +278,9 @@ class MovedEager:
         self._target = target
         self._arguments = arguments
         self.plain: dict[str, torch.Tensor] = {}
-        self.moved: list[dict[str, torch.Tensor]] = []
+        # By path, over the replays: the largest move of each element, and the sum of the squares.
+        self._moves: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.replays = 0
         self.largest = 0.0
         self.problem = ""
 
@@ -297,8 +299,8 @@ class MovedEager:
                 warnings.simplefilter("ignore")
                 if not self.plain:
                     self.plain = self._call()
-                while len(self.moved) < count:
-                    self.moved.append(self._call(len(self.moved) + 1))
+                while self.replays < count:
+                    self._add(self._call(self.replays + 1))
         except Exception as error:
             # A module that cannot be copied, a branch in which moved values end in an error.
             self.problem = f"{type(error).__name__}: {error}"
@@ -331,27 +333,41 @@ class MovedEager:
             if count[path] == 1 and _is_rounded(leaf)
         }
 
+    def _add(self, moved: Mapping[str, torch.Tensor]) -> None:
+        known = self._moves if self.replays else None
+        self._moves = {}
+        self.replays += 1
+        for path, plain in self.plain.items():
+            other = moved.get(path)
+            if other is None or (other.shape, other.dtype) != (plain.shape, plain.dtype):
+                continue
+            move = (other - plain).abs()
+            move = move.to(torch.promote_types(move.dtype, torch.float32))
+            # A number that rounding makes infinite, or NaN; what is not finite anyway must stay as it is.
+            move = move.nan_to_num(nan=math.inf, posinf=math.inf).where(plain.isfinite(), 0.0)
+            if known is None:
+                self._moves[path] = (move, move.square())
+            elif path in known:
+                largest, squares = known[path]
+                self._moves[path] = (largest.maximum(move), squares + move.square())
+
     def spread(self, path: str, expected: torch.Tensor) -> _Spread | None:
         """How far the output at `path` moves; ``None`` where a replay without moves is not `expected`."""
         plain = self.plain.get(path)
-        moved = [each.get(path) for each in self.moved]
-        if plain is None or not compare_leaf(path, expected, plain, Tolerances()).ok:
+        if path not in self._moves or plain is None:
             return None
-        if any(each is None or each.shape != plain.shape or each.dtype != plain.dtype for each in moved):
+        if not compare_leaf(path, expected, plain, Tolerances()).ok:
             return None
-        wide = torch.complex128 if plain.is_complex() else torch.float64
-        moves = torch.stack([(each.to(wide) - plain.to(wide)).abs() for each in moved if each is not None])
-        # A number that rounding makes infinite, or NaN.
-        moves = moves.nan_to_num(nan=math.inf).where(plain.isfinite(), 0.0)
+        largest, squares = self._moves[path]
         eps = float(torch.finfo(plain.dtype).eps)
         limit = min(_ROUNDINGS * eps, _SHARE) * self.largest
         limit = max(limit, _OF_OUTPUT / _FACTOR * size_of(plain))
-        return _Spread(moves.amax(0), moves.square().mean(0).sqrt(), limit)
+        return _Spread(largest, (squares / self.replays).sqrt(), limit)
 
 
 @dataclass(frozen=True)
 class _Spread:
-    """How far an output moves, by element: at most, and by the mean square. Float64, not negative.
+    """How far an output moves, by element: at most, and the root mean square. Not negative.
 
     Attributes
     ----------
@@ -366,7 +382,7 @@ class _Spread:
     @property
     def allowed(self) -> torch.Tensor:
         """The error of each element that rounding explains."""
-        return (_FACTOR * self.largest).where(self.largest <= self.limit, 0.0)
+        return (_FACTOR * self.largest).where(self.largest <= self.limit, 0.0).to(torch.float64)
 
 
 def compare_rounded(
@@ -453,7 +469,7 @@ def _is_shifted(
     if int(decided.sum()) < _MANY:
         return False
     excess = ((a - b).abs() - plain).clamp_min(0.0)[decided]
-    return float(excess.square().sum()) > _AS_A_WHOLE**2 * float(spread.mean[decided].square().sum())
+    return float(excess.square().sum()) > _AS_A_WHOLE**2 * float(spread.mean[decided].double().square().sum())
 
 
 def note_rounding(record: dict[str, Any], results: Sequence[LeafComparison], what: str) -> None:

@@ -363,7 +363,7 @@ def test_a_real_fault_costs_few_replays():
     with register_flattening_functions(None):
         eager, expected = eager_of(variance, x)
         compare_rounded(expected, [("output", variance(x) * 2)], Tolerances(), None, eager)
-    assert len(eager.moved) == 3
+    assert eager.replays == 3
 
 
 def test_what_is_written_into_an_input_is_judged_alike():
