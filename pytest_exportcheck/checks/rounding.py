@@ -45,8 +45,8 @@ _SECONDS = 240
 _FACTOR = 4.0
 
 #: A move counts that is what is left of larger numbers (`Moving.limit`), or for which what is allowed is at
-#: most this share of the output. Larger ones are of an ill-conditioned eager, or of one near a branch: a fault
-#: could hide in what is allowed.
+#: most this share of the output. Larger ones are of an ill-conditioned eager, or of one near a branch: a
+#: fault could hide in what is allowed.
 _OF_OUTPUT = 0.05
 
 #: Where rounding decides for so many elements, the root mean square of their errors is at most so many times
