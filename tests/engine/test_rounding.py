@@ -117,6 +117,55 @@ def test_a_right_export_passes_where_eager_is_as_uncertain(tmp_path, model):
     assert any(line.startswith("sizes ") for line in record["rounding"])
 
 
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+@pytest.mark.parametrize(("factor", "stage"), [("1", "pass"), ("1.1", "patch")])
+def test_a_patch_that_rounds_otherwise_is_right(tmp_path, exporter, factor, stage):
+    run = make_run(
+        tmp_path,
+        f"""
+        def variance(x):
+            return (x**2).mean(-1) - x.mean(-1) ** 2
+
+
+        def other_order(x):
+            n = x.shape[-1]
+            return ((x * x).flip(-1).cumsum(-1)[..., -1] / n - (x.sum(-1) / n) ** 2) * {factor}
+
+
+        class Net(nn.Module):
+            def step(self, x):
+                return variance(x)
+
+            def forward(self, x):
+                return self.step(x)
+
+
+        class Patched:
+            _PATCHED_CLASS_ = Net
+            _PATCHES_ = ["step"]
+
+            def step(self, x):
+                return other_order(x)
+
+
+        def build_model():
+            return Net()
+
+
+        def calls():
+            torch.manual_seed(1)
+            return [((torch.randn(n, 300) + 100,), {{}}) for n in (20, 33)]
+        """,
+    )
+    found, error, record = verdict(run, exporter, "net.py:Patched")
+    assert found == stage, error
+    if stage == "pass":
+        assert record["rounding"][0].startswith("patches, call 1 of 2: output is off by")
+        assert any(line.startswith("call 2 of 2: output is off by") for line in record["rounding"])
+    else:
+        assert "changes what the model computes" in error.message
+
+
 def test_a_verdict_by_rounding_is_the_same_every_time(tmp_path):
     run = run_of(tmp_path, "variance")
     first, second = (verdict(run, "onnx-dynamo")[2]["rounding"] for _ in range(2))
