@@ -96,6 +96,8 @@ class Moving(TorchDispatchMode):
     ----------
     shared:
         Addresses of memory that must not be written to.
+    strength:
+        Results are moved by so many units.
 
     Attributes
     ----------
@@ -105,10 +107,11 @@ class Moving(TorchDispatchMode):
 
     supports_higher_order_operators = True
 
-    def __init__(self, shared: frozenset[int], seed: int | None = None) -> None:
+    def __init__(self, shared: frozenset[int], seed: int | None = None, strength: float = 1.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._shared = shared
         self._seed = seed
+        self._strength = strength
         self._generators: dict[torch.device, torch.Generator] = {}
         self.limit = 0.0
 
@@ -176,7 +179,7 @@ class Moving(TorchDispatchMode):
         eps = torch.finfo(value.dtype).eps
         if value.is_complex():
             parts = torch.view_as_real(value.resolve_conj().resolve_neg())
-            noise = torch.view_as_complex(self._noise(parts) * eps * scale)
+            noise = torch.view_as_complex(self._noise(parts) * (eps * scale))
             moved = value + value * noise
             return moved.where(moved.isfinite(), value)
         # Half precision is summed in a finer one.
@@ -186,12 +189,12 @@ class Moving(TorchDispatchMode):
         return moved.where(moved.isfinite(), value)
 
     def _noise(self, like: torch.Tensor) -> torch.Tensor:
-        """Uniform in [-1, 1), of the shape, dtype and device of `like`."""
+        """Uniform in [-1, 1) times the strength, of the shape, dtype and device of `like`."""
         if like.device not in self._generators:
             assert self._seed is not None
             self._generators[like.device] = torch.Generator(like.device).manual_seed(self._seed)
         drawn = torch.rand(like.shape, generator=self._generators[like.device], device=like.device)
-        return (2 * drawn - 1).to(like.dtype)
+        return (self._strength * (2 * drawn - 1)).to(like.dtype)
 
 
 def _scale(terms: int) -> float:

@@ -49,6 +49,10 @@ _FACTOR = 4.0
 #: fault could hide in what is allowed.
 _OF_OUTPUT = 0.05
 
+#: So many of the replays, moved by so many units instead of one, must move so many times as far, within a
+#: factor (cancellation: 6.3 to 8.3 times): a branch or an angle that rounding decides has no such measure.
+_STRONG_ONES, _STRONG, _WITHIN = 6, 8.0, 2.0
+
 #: Where rounding decides for so many elements, the root mean square of their errors is at most so many times
 #: that of the moves: a fault is in all of them (right programs: up to 1.1 for running sums, 0.6 for others).
 _MANY, _AS_A_WHOLE = 16, 2.0
@@ -81,6 +85,8 @@ class MovedEager:
         # By path, over the replays: the largest move of each element, and the sum of the squares.
         self._moves: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self.replays = 0
+        # By path, over replays of one strength and of the other: the sum of the squares of all moves.
+        self._energy: dict[float, dict[str, float]] = {1.0: {}, _STRONG: {}}
         self._limit = 0.0
         self.problem = ""
 
@@ -102,19 +108,22 @@ class MovedEager:
                 while self.replays < count:
                     began = time.perf_counter()
                     self._add(self._call(self.replays + 1))
-                    if (time.perf_counter() - began) * _REPLAYS > _SECONDS:
-                        raise TimeoutError(f"{_REPLAYS} replays would take more than {_SECONDS} s")
+                    if (time.perf_counter() - began) * (_REPLAYS + _STRONG_ONES) > _SECONDS:
+                        raise TimeoutError(f"the replays would take more than {_SECONDS} s")
+                if count == _REPLAYS and not self._energy[_STRONG]:
+                    for seed in range(1, _STRONG_ONES + 1):
+                        self._weigh(self._moves_of(self._call(seed, _STRONG)), _STRONG)
         except Exception as error:
             # A module that cannot be copied, a branch in which moved values end in an error.
             self.problem = f"{type(error).__name__}: {error}"
             return False
         return True
 
-    def _call(self, seed: int | None = None) -> dict[str, torch.Tensor]:
+    def _call(self, seed: int | None = None, strength: float = 1.0) -> dict[str, torch.Tensor]:
         module = self._target.module
         # Buffers are copied, weights are shared.
         weights = {id(each): each for each in module.parameters()}
-        mode = Moving(frozenset(filter(None, map(address, weights.values()))), seed)
+        mode = Moving(frozenset(filter(None, map(address, weights.values()))), seed, strength)
         copied = copy.deepcopy(module, weights)
         forward: Any = vars(copied).get("forward")
         if hasattr(forward, "replaced"):
@@ -136,23 +145,44 @@ class MovedEager:
             if count[path] == 1 and is_rounded(leaf)
         }
 
-    def _add(self, moved: Mapping[str, torch.Tensor]) -> None:
-        known = self._moves if self.replays else None
-        self._moves = {}
-        self.replays += 1
+    def _moves_of(self, moved: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        moves = {}
         for path, plain in self.plain.items():
             other = moved.get(path)
-            if other is None or (other.shape, other.dtype) != (plain.shape, plain.dtype):
-                continue
-            move = (other - plain).abs()
-            move = move.to(torch.promote_types(move.dtype, torch.float32))
-            # A number that rounding makes infinite, or NaN; what is not finite anyway must stay as it is.
-            move = move.nan_to_num(nan=math.inf, posinf=math.inf).where(plain.isfinite(), 0.0)
-            if known is None:
-                self._moves[path] = (move, move.square())
-            elif path in known:
-                largest, squares = known[path]
-                self._moves[path] = (largest.maximum(move), squares + move.square())
+            if other is not None and (other.shape, other.dtype) == (plain.shape, plain.dtype):
+                move = (other - plain).abs()
+                move = move.to(torch.promote_types(move.dtype, torch.float32))
+                # A number that rounding makes infinite, or NaN; what is not finite anyway must stay as it is.
+                move = move.nan_to_num(nan=math.inf, posinf=math.inf)
+                moves[path] = move.where(plain.isfinite(), 0.0)
+        return moves
+
+    def _weigh(self, moves: Mapping[str, torch.Tensor], strength: float) -> None:
+        for path, move in moves.items():
+            known = self._energy[strength].get(path, 0.0)
+            self._energy[strength][path] = known + float(move.double().square().sum())
+
+    def _add(self, moved: Mapping[str, torch.Tensor]) -> None:
+        moves = self._moves_of(moved)
+        if self.replays < _STRONG_ONES:
+            self._weigh(moves, 1.0)
+        if not self.replays:
+            self._moves = {path: (move, move.square()) for path, move in moves.items()}
+        else:
+            self._moves = {
+                path: (largest.maximum(moves[path]), squares + moves[path].square())
+                for path, (largest, squares) in self._moves.items()
+                if path in moves
+            }
+        self.replays += 1
+
+    def _grows(self, path: str) -> bool:
+        """Whether the output moves further in the measure in which results do; True if that was not asked."""
+        weak, strong = (self._energy[strength].get(path, math.inf) for strength in (1.0, _STRONG))
+        if not self._energy[_STRONG]:
+            return True
+        low, high = ((_STRONG * factor) ** 2 for factor in (1 / _WITHIN, _WITHIN))
+        return low * weak <= strong <= high * weak
 
     def spread(self, path: str, expected: torch.Tensor) -> _Spread | None:
         """How far the output at `path` moves; ``None`` where eager does not answer as before."""
@@ -160,7 +190,7 @@ class MovedEager:
         if path not in self._moves or plain is None:
             return None
         largest, squares = self._moves[path]
-        limit = max(self._limit, _OF_OUTPUT / _FACTOR * size_of(plain))
+        limit = max(self._limit, _OF_OUTPUT / _FACTOR * size_of(plain)) if self._grows(path) else 0.0
         found = _Spread(largest, (squares / self.replays).sqrt(), limit)
         # While it is exported, eager is a patched one, which may round otherwise.
         least = found.allowed if plain.shape == expected.shape else None
