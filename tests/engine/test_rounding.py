@@ -282,8 +282,8 @@ def test_an_ill_conditioned_model_hides_no_fault(model):
         spread = eager.spread(*leaves[0])
     assert spread is not None
     assert float(spread.largest.max()) > 0.5, "eager is no measure"
-    assert float(spread.allowed.max()) == 0
-    result = judged(CHAOTIC[model], x, expected + 0.1)
+    assert float(spread.allowed.max()) <= 0.05 * float(expected.abs().max())
+    result = judged(CHAOTIC[model], x, expected * 1.2)
     assert not result.ok
     assert result.note.endswith("which does not explain the difference")
 
