@@ -21,6 +21,7 @@ from .reports.json_report import package_versions
 from .reports.matrix import Matrix, cell_text, counts, is_case
 from .reports.record import sort_key
 from .reports.refusals import refusal_lines
+from .reports.rounding import rounding_lines
 from .reports.slowest import slowest_lines
 from .reports.terminal import matrix_lines
 from .run_reports import RunReports
@@ -246,6 +247,8 @@ class Controller:
         if verbose >= 0:
             for slow in slowest_lines(self.records):
                 terminal.write_line(slow)
+            for rounding in rounding_lines(self.records, every_case=verbose > 0):
+                terminal.write_line(rounding)
             for diagnosis in diagnosis_lines(self.records):
                 terminal.write_line(diagnosis)
         terminal.write_line("   ".join(self._totals()))

@@ -244,7 +244,8 @@ def _run_case(
     tolerances = tolerances_of(spec, case.device, case.dtype)
     stages("patch")
     mode = run.prepared(case, mode, observation, target_of(exporter))
-    _check_mode(mode, observation, graph, target_of(exporter), tolerances)
+    if rounding := _check_mode(mode, observation, graph, target_of(exporter), tolerances):
+        record["rounding"] = rounding
     with register_flattening_functions(None), run.mode(under).apply(observation.model, "eager"):
         stages("export")
         changed: list[str] = []
@@ -323,13 +324,13 @@ def _run_case(
 
 def _check_mode(
     mode: PatchMode, observation: Observation, graph: GraphObservation, target: str, tolerances: Tolerances
-) -> None:
-    """Whether the patches can be applied and leave every observed output as it is."""
+) -> list[str]:
+    """Whether the patches can be applied and leave every observed output as it is; what rounding explains."""
     if mode.name == "none":
-        return
+        return []
     try:
         with register_flattening_functions(None):
-            check_patches(mode, observation, graph, target, tolerances)
+            return check_patches(mode, observation, graph, target, tolerances)
     except PatchError:
         raise
     except Exception as error:

@@ -12,9 +12,10 @@ from ..exporters.base import split_constants
 from ..observe.observation import GraphObservation
 from ..pytrees import clone_tree, flatten_with_paths
 from ..spec import ModelSpec
-from .compare import LeafComparison, Tolerances, compare_leaves, table
+from .compare import LeafComparison, Tolerances, table
 from .numbers import Leaves, _inputs_by_path, _summary
 from .padding import where_masks
+from .rounding import MovedEager, compare_rounded
 
 __all__ = ["CapturedProgram"]
 
@@ -69,7 +70,11 @@ class CapturedProgram:
                 # Said where the call is to be fed to the program that is judged.
                 continue
             try:
-                results = self._compare(arguments, call.output_leaves())
+                results = self._compare(
+                    arguments,
+                    call.output_leaves(),
+                    MovedEager.of(self._graph.target, call),
+                )
             except Exception as error:
                 self._refuses.append(f"{what}: {_first_line(error)}")
                 continue
@@ -88,13 +93,15 @@ class CapturedProgram:
                 f"the captured program already differs from eager, {self.differs[0]}", details=table(shown)
             )
 
-    def _compare(self, arguments: Mapping[str, Any], expected: Leaves) -> list[LeafComparison]:
+    def _compare(
+        self, arguments: Mapping[str, Any], expected: Leaves, eager: MovedEager
+    ) -> list[LeafComparison]:
         assert self._run is not None
         tensors, _ = split_constants(arguments)
         with torch.no_grad():
             got = self._run(clone_tree(tensors))
         where = where_masks(self._spec.compare, _inputs_by_path(arguments), expected)
-        return compare_leaves(expected, got, self._tolerances, where)
+        return compare_rounded(expected, got, self._tolerances, where, eager)
 
     def on_observed_calls(self) -> list[str]:
         """For the details of a failure of the converted program on an observed call."""
@@ -112,7 +119,7 @@ class CapturedProgram:
         if self._run is None:
             return []
         try:
-            results = self._compare(arguments, expected)
+            results = self._compare(arguments, expected, MovedEager(self._graph.target, lambda: arguments))
         except Exception as error:
             return [
                 f"the captured program refuses these sizes, the conversion drops that: {_first_line(error)}"

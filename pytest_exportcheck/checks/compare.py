@@ -44,6 +44,9 @@ class LeafComparison:
         Share of elements outside the tolerance.
     would_need:
         The atol, rtol kept, with which it would pass; ``None`` if no tolerance would help.
+    eager_moves:
+        How far eager itself moves when its operators round otherwise (`rounding`); ``None`` if it was not
+        asked: nothing is outside the tolerance, or no tolerance would help.
     """
 
     path: str
@@ -59,6 +62,7 @@ class LeafComparison:
     atol: float = 0.0
     rtol: float = 0.0
     note: str = ""
+    eager_moves: float | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Plain builtins for the report."""
@@ -76,6 +80,7 @@ class LeafComparison:
             "atol": self.atol,
             "rtol": self.rtol,
             "note": self.note,
+            "eager_moves": self.eager_moves,
         }
 
 
@@ -120,6 +125,7 @@ def compare_leaf(
     got: Any,
     tolerances: Tolerances,
     where: torch.Tensor | Ties | None = None,
+    least: torch.Tensor | None = None,
 ) -> LeafComparison:
     """Compare one output.
 
@@ -128,6 +134,8 @@ def compare_leaf(
     where:
         Boolean tensor of the shape of `expected`: positions that count; the others are reported in the note.
         Or what the indices in the output select from: that is compared instead of the indices.
+    least:
+        Error of each element, of the shape of `expected`, that is allowed whatever the tolerance of a float.
     """
     expected, got = as_tensor(expected), as_tensor(got)
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
@@ -150,7 +158,7 @@ def compare_leaf(
     if isinstance(where, Ties):
         return _compare_selected(path, expected, got, tolerances, where)
     if expected.is_floating_point() or expected.is_complex():
-        return _compare_floats(path, expected, got, tolerance, where, tolerances.by_element)
+        return _compare_floats(path, expected, got, tolerance, where, tolerances.by_element, least)
     return _compare_exact(path, expected, got, where)
 
 
@@ -266,6 +274,7 @@ def _compare_floats(
     tolerance: Tolerance,
     where: torch.Tensor | None,
     by_element: Callable[[str, torch.Tensor, Tolerance], torch.Tensor | float],
+    least: torch.Tensor | None,
 ) -> LeafComparison:
     shape, dtype = tuple(expected.shape), _name(expected.dtype)
     wide = torch.complex128 if expected.is_complex() else torch.float64
@@ -285,7 +294,8 @@ def _compare_floats(
     atol = torch.as_tensor(by_element(path, expected, tolerance), dtype=torch.float64).broadcast_to(
         error.shape
     )
-    excess = error - (atol + tolerance.rtol * size)
+    allowed = atol + tolerance.rtol * size
+    excess = error - (allowed if least is None else allowed.maximum(least))
     outside = (excess > 0) | special
     note = ""
     if where is not None:

@@ -20,16 +20,20 @@ from ..patches.engine import Activity
 from ..patches.modes import PatchList
 from ..pytrees import flatten_with_paths
 from ..spec import build_calls
-from .compare import Tolerances, compare_leaves, table
+from .compare import LeafComparison, Tolerances, compare_leaves, table
+from .rounding import MovedEager, compare_rounded, note_rounding
 
 __all__ = ["check_patches"]
 
 Leaves = list[tuple[str, Any]]
 
+#: (position of a call, what it returned without and with the patches) -> the comparison.
+Judge = Callable[[int, Leaves, Leaves], list[LeafComparison]]
+
 
 def check_patches(
     mode: PatchMode, observation: Observation, graph: GraphObservation, target: str, tolerances: Tolerances
-) -> None:
+) -> list[str]:
     """Refuse a mode that changes an output of an observed call.
 
     Call it with none of the mode's patches in place and the caches registered. A mode that is observed
@@ -41,16 +45,31 @@ def check_patches(
     target:
         The exporter's target, for patches that are in place on the way to one runtime only.
 
+    Returns
+    -------
+    list
+        One sentence for each output that agrees only because rounding moves eager as far.
+
     Raises
     ------
     PatchError
         An output differs, or a call raises, under the patches; names the patches without which it does not.
     """
     model = observation.model
+    noted: dict[str, Any] = {}
+    moved = [MovedEager.of(graph.target, call) for call in graph.calls]
     recorded = [call.output_leaves() for call in graph.calls]
 
     def replay() -> list[Leaves]:
         return [flatten_with_paths(graph.eager(call.arguments)) for call in graph.calls]
+
+    def judge(position: int, before: Leaves, after: Leaves) -> list[LeafComparison]:
+        results = compare_rounded(before, after, tolerances, None, moved[position])
+        note_rounding(noted, results, f"patches, call {position + 1} of {len(graph.calls)}")
+        return results
+
+    def judge_grown(position: int, before: Leaves, after: Leaves) -> list[LeafComparison]:
+        return compare_leaves(before, _cut(before, after), tolerances)
 
     if mode.observed_under_itself:
         plain = _spec_calls(observation, graph)
@@ -58,15 +77,14 @@ def check_patches(
         def observe_again() -> list[Leaves]:
             return _spec_calls(observation, graph)
 
-        _refuse(mode, model, "eager", plain, observe_again, tolerances, grows=True, calls=graph)
+        _refuse(mode, model, "eager", plain, observe_again, judge_grown, graph)
         with mode.apply(model, "eager") as outer:
             # These cannot be left out inside the block, and were compared above.
             settled = frozenset(outer.patches) if isinstance(outer, Activity) else frozenset()
-            _refuse(
-                mode, model, target, recorded, replay, tolerances, grows=False, calls=graph, settled=settled
-            )
+            _refuse(mode, model, target, recorded, replay, judge, graph, settled)
     else:
-        _refuse(mode, model, target, recorded, replay, tolerances, grows=False, calls=graph)
+        _refuse(mode, model, target, recorded, replay, judge, graph)
+    return list(noted.get("rounding", ()))
 
 
 def _spec_calls(observation: Observation, graph: GraphObservation) -> list[Leaves]:
@@ -97,20 +115,18 @@ def _refuse(
     target: str,
     expected: Sequence[Leaves],
     run: Callable[[], list[Leaves]],
-    tolerances: Tolerances,
-    *,
-    grows: bool,
-    calls: GraphObservation,
+    judge: Judge,
+    graph: GraphObservation,
     settled: frozenset[str] = frozenset(),
 ) -> None:
-    found, activity = _under(mode, model, target, expected, run, tolerances, grows)
+    found, activity = _under(mode, model, target, expected, run, judge)
     if not found:
         return
-    culprits = list(_culprits(mode, activity, model, target, expected, run, tolerances, grows, settled))
+    culprits = list(_culprits(mode, activity, model, target, expected, run, judge, settled))
     named = f"patch {culprits[0]}" if len(culprits) == 1 else f"patch mode {mode.name}"
     message, details = found
     position, text = message
-    call = "" if position is None else f" on call {calls.calls[position].index}"
+    call = "" if position is None else f" on call {graph.calls[position].index}"
     raise PatchError(
         f"{named} changes what the model computes{call}: {text}",
         details=[
@@ -132,8 +148,7 @@ def _under(
     target: str,
     expected: Sequence[Leaves],
     run: Callable[[], list[Leaves]],
-    tolerances: Tolerances,
-    grows: bool,
+    judge: Judge,
 ) -> tuple[Found | None, Activity]:
     """What differs under the mode, and what its patches did."""
     activity = Activity()
@@ -149,7 +164,7 @@ def _under(
             return ((None, error.message), error.details), activity
         return ((None, f"eager raises {type(error).__name__}: {error}"), last_lines(error)), activity
     for position, (before, after) in enumerate(zip(expected, got, strict=True)):
-        results = compare_leaves(before, _cut(before, after) if grows else after, tolerances)
+        results = judge(position, before, after)
         bad = [result for result in results if not result.ok]
         if bad:
             return ((position, f"{len(bad)} of {len(results)} outputs differ"), table(results)), activity
@@ -182,8 +197,7 @@ def _culprits(
     target: str,
     expected: Sequence[Leaves],
     run: Callable[[], list[Leaves]],
-    tolerances: Tolerances,
-    grows: bool,
+    judge: Judge,
     settled: frozenset[str],
 ) -> Iterator[str]:
     """The patches without which nothing differs, of those that were called; else those that differ alone."""
@@ -193,7 +207,7 @@ def _culprits(
     suspects = [name for name in names if activity.calls.get(name, 1) and name not in settled]
 
     def differs(kept: Sequence[str]) -> bool:
-        found, _ = _under(mode.subset(kept), model, target, expected, run, tolerances, grows)
+        found, _ = _under(mode.subset(kept), model, target, expected, run, judge)
         return found is not None
 
     alone = [name for name in suspects if not differs([other for other in names if other != name])]

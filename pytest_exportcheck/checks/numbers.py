@@ -18,8 +18,9 @@ from ..spec import ModelSpec
 from ..spec.names import choices
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .padding import expand_mask, where_masks
+from .rounding import MovedEager, compare_rounded, note_rounding
 from .state import training_modules
-from .writes import WriteWatch
+from .writes import WriteWatch, in_place
 
 __all__ = ["blame_stand_ins", "check_observed_calls", "refuse_unused_rules", "tolerances_of"]
 
@@ -78,10 +79,6 @@ def _run(
         ) from error
 
 
-def _in_place(path: str) -> str:
-    return f"{path} (in place)"
-
-
 def add_writes(
     session: Session, expected: Leaves, ran: Ran, arguments: Mapping[str, Any], by_eager: Mapping[str, Any]
 ) -> tuple[Leaves, Leaves]:
@@ -95,13 +92,17 @@ def add_writes(
     given = _inputs_by_path(arguments)
     paths = [*by_eager, *(path for path in ran.after if path in ran.written and path not in by_eager)]
     return (
-        [*expected, *((_in_place(path), by_eager.get(path, given.get(path))) for path in paths)],
-        [*ran.outputs, *((_in_place(path), ran.after[path]) for path in paths if path in ran.after)],
+        [*expected, *((in_place(path), by_eager.get(path, given.get(path))) for path in paths)],
+        [*ran.outputs, *((in_place(path), ran.after[path]) for path in paths if path in ran.after)],
     )
 
 
 def _only_padding(
-    expected: Leaves, got: Leaves, inputs: Mapping[str, Any], tolerances: Tolerances
+    expected: Leaves,
+    got: Leaves,
+    inputs: Mapping[str, Any],
+    tolerances: Tolerances,
+    eager: MovedEager | None = None,
 ) -> str | None:
     """A sentence if the difference is only where attention_mask is 0, ``None`` otherwise."""
     mask = inputs.get("attention_mask")
@@ -116,7 +117,7 @@ def _only_padding(
                 if expanded is not None and (axis == 2) == (leaf.dim() == 4):
                     where[path] = expanded
                     break
-    results = compare_leaves(expected, got, tolerances, where)
+    results = compare_rounded(expected, got, tolerances, where, eager)
     if not all(result.ok for result in results):
         return None
     worst = max((result.max_abs for result in results), default=0.0)
@@ -236,7 +237,7 @@ def refuse_unused_rules(spec: ModelSpec, graphs: Collection[GraphObservation]) -
     """
     calls = [call for graph in graphs for call in graph.calls]
     outputs = list(dict.fromkeys(path for call in calls for path, _ in call.output_leaves()))
-    outputs += [_in_place(path) for graph in graphs for paths in graph.writes.values() for path in paths]
+    outputs += [in_place(path) for graph in graphs for paths in graph.writes.values() for path in paths]
     inputs = dict.fromkeys(path for graph in graphs for path in graph.shapes.leaves)
     rules = [("compare", pattern) for pattern in spec.compare]
     for where in [*rules, *(("tolerance", "outputs", pattern) for pattern in spec.tolerance.outputs)]:
@@ -291,19 +292,21 @@ def check_observed_calls(
         )
         inputs = _inputs_by_path(arguments)
         where = where_masks(spec.compare, inputs, expected)
-        results = compare_leaves(expected, got, tolerances, where)
+        eager = MovedEager.of(graph.target, call)
+        results = compare_rounded(expected, got, tolerances, where, eager)
         for path, leaf in expected:
             mask = where.get(path)
             if isinstance(mask, torch.Tensor):
                 compared[path] = compared.get(path, False) or not leaf.numel() or bool(mask.any())
         _merge(worst, results)
         record["outputs"] = list(worst.values())
+        note_rounding(record, results, what)
         if not all(result.ok for result in results):
             blame_stand_ins(graph, tolerances)
             details = table(results)
             if not isinstance(session, WritesInputs):
                 blame_train_mode(graph, details)
-            padding = None if where else _only_padding(expected, got, inputs, tolerances)
+            padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
             if padding:
                 details.extend(padding.splitlines())
             raise CompareError(

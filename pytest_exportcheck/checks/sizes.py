@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +17,10 @@ from ..runtimes.base import Session
 from ..spec import ModelSpec
 from ..spec.names import suggest
 from .captured import CapturedProgram
-from .compare import Tolerances, compare_leaves, table
+from .compare import LeafComparison, Tolerances, table
 from .numbers import Leaves, _inputs_by_path, _only_padding, _run, _summary, add_writes
 from .padding import where_masks
+from .rounding import MovedEager, compare_rounded, note_rounding
 from .thresholds import Thresholds, decided_otherwise, find_thresholds
 from .writes import WriteWatch
 
@@ -124,7 +126,9 @@ def check_other_sizes(
         try:
             ran = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
             both = add_writes(session, expected, ran, arguments, by_eager)
-            _judge(spec, session, tolerances, arguments, *both, text)
+            eager = MovedEager(graph.target, functools.partial(dict, arguments))
+            results = _judge(spec, session, tolerances, arguments, *both, text, eager)
+            note_rounding(record, results, f"sizes {text}")
         except ExportCheckError as error:
             if captured is not None:
                 error.details += captured.at(arguments, expected)
@@ -149,14 +153,15 @@ def _judge(
     expected: Leaves,
     got: Leaves,
     text: str,
-) -> None:
+    eager: MovedEager,
+) -> list[LeafComparison]:
     inputs = _inputs_by_path(arguments)
     where = where_masks(spec.compare, inputs, expected)
-    results = compare_leaves(expected, got, tolerances, where)
+    results = compare_rounded(expected, got, tolerances, where, eager)
     if all(result.ok for result in results):
-        return
+        return results
     details = table(results)
-    padding = None if where else _only_padding(expected, got, inputs, tolerances)
+    padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
     if padding:
         details.extend(padding.splitlines())
     raise ResizeError(

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-__all__ = ["Tolerance", "Tolerances"]
+__all__ = ["Tolerance", "Tolerances", "size_of"]
 
 #: dtype -> (atol, rtol). For floats, atol is relative to the largest absolute value of the output (see
 #: `Tolerances`): tiny random models have tiny outputs, and a fixed atol would hide every error in them. Over
@@ -71,6 +71,10 @@ class Tolerances:
     outputs: Mapping[str, Mapping[str, float | None]] | None = None
     computed_in: torch.dtype | None = None
 
+    def is_given(self, path: str) -> bool:
+        """Whether the tolerance of an output is somebody's word."""
+        return self._given(path) != (None, None)
+
     def of(self, path: str, expected: torch.Tensor) -> Tolerance:
         """The tolerance for one output as a whole."""
         atol, rtol = self._given(path)
@@ -78,7 +82,7 @@ class Tolerances:
             return Tolerance(0.0, 0.0)
         default_atol, default_rtol, _ = self._default(expected)
         if atol is None:
-            atol = default_atol * _clamped(_size_of(expected), self._least(expected))
+            atol = default_atol * _clamped(size_of(expected), self._least(expected))
         return Tolerance(atol, default_rtol if rtol is None else rtol)
 
     def by_element(self, path: str, expected: torch.Tensor, whole: Tolerance) -> torch.Tensor | float:
@@ -91,7 +95,7 @@ class Tolerances:
     def _least(self, expected: torch.Tensor) -> float:
         """What the default atol is scaled by where the output is zero but for rounding."""
         atol, _, eps = self._default(expected)
-        zero = eps < 1e-5 and _size_of(expected) <= _ROUNDINGS_OF_ONE * eps
+        zero = eps < 1e-5 and size_of(expected) <= _ROUNDINGS_OF_ONE * eps
         return _ROUNDINGS_OF_ONE * eps / atol if zero else 0.0
 
     def _given(self, path: str) -> tuple[float | None, float | None]:
@@ -120,7 +124,7 @@ def _clamped(size: float, least: float) -> float:
 _FILL, _BAND = 1e3, 0.9
 
 
-def _size_of(tensor: torch.Tensor) -> float:
+def size_of(tensor: torch.Tensor) -> float:
     """Largest absolute value of `tensor`, infinities, NaN and fill values left out; 0 if there is none."""
     flat = tensor.detach().flatten().abs().to(torch.float64)
     flat = flat[torch.isfinite(flat) & (flat > 0)]
@@ -139,7 +143,7 @@ def _slice_sizes(expected: torch.Tensor, rounding: float, atol: float, least: fl
 
     `rounding`: a slice below this share of the output's size is zero but for rounding; `least`: of the whole.
     """
-    size = _size_of(expected)
+    size = size_of(expected)
     values = expected.detach().abs().to(torch.float64)
     values = values.where(torch.isfinite(values) & (values <= size), 0.0)
     scale = torch.full((), _clamped(size, least), dtype=torch.float64)

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .state import tensor_key
 
-__all__ = ["Event", "Trace", "first_difference"]
+__all__ = ["Event", "Trace", "address", "first_difference"]
 
 _PACKAGES = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, os.path.dirname(__file__))
@@ -128,7 +128,7 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._running = _Running({part: name for name, part in module.named_modules()})
         self._module = module
-        self._watched = {_address(tensor): label for label, tensor in watched if _address(tensor)}
+        self._watched = {address(tensor): label for label, tensor in watched if address(tensor)}
         self.events: list[Event] = []
         self.writes: dict[str, str] = {}
 
@@ -174,12 +174,13 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 continue
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             for tensor in _pytree.tree_leaves(value):
-                label = self._watched.get(_address(tensor)) if isinstance(tensor, torch.Tensor) else None
+                label = self._watched.get(address(tensor)) if isinstance(tensor, torch.Tensor) else None
                 if label is not None:
                     self.writes.setdefault(label, place)
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address(tensor: torch.Tensor) -> int:
+    """Of its memory; 0 for what has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):

@@ -9,7 +9,12 @@ import torch
 
 from ..pytrees import flatten_with_paths
 
-__all__ = ["WriteWatch", "tensor_leaves"]
+__all__ = ["WriteWatch", "in_place", "tensor_leaves"]
+
+
+def in_place(path: str) -> str:
+    """The path under which what is in an input after a call is compared."""
+    return f"{path} (in place)"
 
 
 def tensor_leaves(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -14,8 +14,9 @@ from typing import Any, cast
 
 import torch
 
-from ..checks.compare import LeafComparison, Tolerances, compare_leaves
+from ..checks.compare import LeafComparison, Tolerances
 from ..checks.padding import where_masks
+from ..checks.rounding import MovedEager, compare_rounded
 from ..checks.ties import Ties
 from ..errors import ExportCheckError, ObserveError
 from ..exporters.base import (
@@ -131,6 +132,8 @@ class Sample:
         By name, complete.
     expected:
         (path, leaf) of eager's outputs.
+    eager:
+        What rounding does to them.
     where:
         Positions that count, by path of an output.
     """
@@ -138,6 +141,7 @@ class Sample:
     label: str
     arguments: dict[str, Any]
     expected: list[tuple[str, Any]]
+    eager: MovedEager
     where: Mapping[str, torch.Tensor | Ties] = field(default_factory=dict)
 
     @property
@@ -148,7 +152,7 @@ class Sample:
 
     def compare(self, got: list[tuple[str, Any]], tolerances: Tolerances) -> list[LeafComparison]:
         """`got` against eager, leaf by leaf."""
-        return compare_leaves(self.expected, got, tolerances, self.where)
+        return compare_rounded(self.expected, got, tolerances, self.where, self.eager)
 
 
 @dataclass
@@ -266,7 +270,7 @@ class Subject:
     def _sample(self, label: str, arguments: dict[str, Any], expected: list[tuple[str, Any]]) -> Sample:
         inputs = {p: leaf for n, value in arguments.items() for p, leaf in flatten_with_paths(value, n)}
         where = where_masks(self.rules, inputs, expected) if self.rules else {}
-        return Sample(label, arguments, expected, where)
+        return Sample(label, arguments, expected, MovedEager(self.target, lambda: arguments), where)
 
 
 def _as_call(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -284,7 +284,9 @@ def _error(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterato
     if was is None or now is None or was == now:
         return
     allowed = _number(new.get("atol")) or 0.0
-    floor = _ERROR_SHARE * allowed
+    # What rounding explains differs from run to run by as much as it moves eager.
+    moves = _number(new.get("eager_moves")) if new.get("ok") else None
+    floor = max(_ERROR_SHARE * allowed, moves or 0.0)
     ratio = max(now, floor) / max(was, floor) if max(was, floor) else float("inf")
     if ratio > ERROR_BAND or ratio < 1 / ERROR_BAND:
         text = f"{new['path']}: max abs {was:.1e} -> {now:.1e} ({ratio:.2g}x, atol {allowed:.1e})"

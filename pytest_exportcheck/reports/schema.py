@@ -50,7 +50,9 @@ class Output(_Closed):
     """The comparison of one output with eager, on the call where it was worst."""
 
     path: Annotated[str, Field(description="Where it is: `cache.layers.0.keys`.")]
-    ok: Annotated[bool, Field(description="Whether it is within the tolerance.")]
+    ok: Annotated[
+        bool, Field(description="Whether it is within the tolerance, or within what rounding does to eager.")
+    ]
     shape: Annotated[list[int] | None, Field(description="Null for what is no tensor.")]
     dtype: Annotated[str, Field(description="Name of torch's dtype.")]
     reason: Annotated[str, Field(description="Why not, where it is no matter of numbers.")]
@@ -62,6 +64,10 @@ class Output(_Closed):
     atol: Annotated[Number, Field(description="Allowed absolute error.")]
     rtol: Annotated[Number, Field(description="Allowed relative error.")]
     note: Annotated[str, Field(description="What else is known: positions left out, ties.")]
+    eager_moves: Annotated[
+        Number | None,
+        Field(description="How far eager itself moves when its operators round otherwise; null: not asked."),
+    ] = None
 
 
 class Example(_Open):
@@ -184,6 +190,10 @@ class Record(_Open):
     specialised: Annotated[list[str], Field(description="Dynamic axes that became constants.")] = []
     unused_inputs: Annotated[list[str], Field(description="Inputs that the ONNX model has not.")] = []
     outputs: Annotated[list[Output], Field(description="Compared with eager, worst call of each.")] = []
+    rounding: Annotated[
+        list[str],
+        Field(description="Outputs outside the tolerance that agree: eager itself moves as far by rounding."),
+    ] = []
     resize: Annotated[Resize | None, Field(description="Other sizes.")] = None
     patches: Annotated[Patches | None, Field(description="The patches it went through.")] = None
     causes: Annotated[

@@ -70,6 +70,37 @@ class Odd(nn.Module):
         }
 
 
+class Variance(nn.Module):
+    """Differences of large numbers: eager and runtime round them otherwise by more than the tolerance."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(24, 24), nn.Linear(24, 24)
+        with torch.no_grad():
+            self.first.bias.fill_(60)
+            self.first.weight.mul_(3)
+
+    def forward(self, x, weights, attention_mask):
+        y = self.first(torch.where(attention_mask > 0, x, -x))
+        weights = torch.softmax(weights, -1)
+        square = (y * y).sum(-1)
+        return {
+            "variance": (weights * y * y).sum(-1) - (weights * y).sum(-1) ** 2,
+            "distances": square.unsqueeze(-1) + square.unsqueeze(-2) - 2 * y @ y.transpose(-1, -2),
+            "kept": attention_mask.sum(-1),
+            "second": self.second(y),
+        }
+
+
+def variance_calls():
+    draw = g()
+    made = []
+    for n in (17, 23):
+        x, weights = torch.randn(3, n, 24, generator=draw), torch.randn(3, n, 24, generator=draw)
+        made.append(((x, weights, (torch.rand(3, n, 24, generator=draw) > 0.4).long()), {}))
+    return made
+
+
 def odd_calls():
     made = []
     for n in (2, 4):
@@ -85,6 +116,8 @@ MODELS = {
     "mlp": _HEAD + 'model: {factory: "models.py:Mlp"}\nobserve: {calls: "models.py:mlp_calls"}\n',
     "detector": _HEAD
     + 'model: {factory: "models.py:Detector"}\nobserve: {calls: "models.py:detector_calls"}\n',
+    "variance": _HEAD
+    + 'model: {factory: "models.py:Variance"}\nobserve: {calls: "models.py:variance_calls"}\n',
     "odd": _HEAD + 'model: {factory: "models.py:Odd"}\nobserve: {calls: "models.py:odd_calls"}\n',
     "llama": _HEAD
     + """

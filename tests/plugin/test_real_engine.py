@@ -67,6 +67,39 @@ def test_from_first_golden_to_verdicts(real, warm_pytest):
     assert {"export", "run", "compare", "resize"} <= set(passed["durations"])
 
 
+def test_what_only_rounding_explains_passes_and_is_named(real):
+    real.golden_path("linear").parent.mkdir(parents=True, exist_ok=True)
+    models = real.pytester.path / "specs" / "models.py"
+    models.write_text(
+        "import torch\n\n"
+        "class Variance(torch.nn.Module):\n"
+        "    def forward(self, input):\n"
+        "        x = input + 100\n"
+        "        return (x**2).mean(-1) - x.mean(-1) ** 2\n"
+    )
+    for name in ("branch", "broken"):
+        (real.pytester.path / "specs" / f"{name}.yaml").unlink()
+    spec = real.pytester.path / "specs" / "linear.yaml"
+    spec.write_text(
+        "exportcheck: 1\n"
+        'model: {factory: "models.py:Variance"}\n'
+        'observe: {calls: [{forward: {input: "float32[20, 300]"}}, {forward: {input: "float32[33, 300]"}}]}\n'
+        "matrix: {exporters: [onnx-dynamo]}\n"
+    )
+    result = real.run("--exportcheck-report=report.json", "-k", "test_export")
+    result.stdout.fnmatch_lines(
+        [
+            "linear  pass",
+            "rounding: specs/linear.yaml *: call 1 of 2: output is off by *, eager itself moves by up to *",
+        ]
+    )
+    validated(real)
+    (case,) = real.report()
+    assert case["verdict"] == "pass"
+    assert len(case["rounding"]) > 2
+    assert case["outputs"][0]["eager_moves"] > case["outputs"][0]["atol"]
+
+
 CACHED = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -53,6 +53,15 @@ def test_a_verdict_is_ranked_by_the_stage_that_was_reached(was, now, effect):
     ]
 
 
+def test_what_rounding_explains_is_no_change():
+    def case(error, ok=True):
+        return record("a", "onnx-dynamo", outputs=[{**output(error), "ok": ok, "eager_moves": 1e-2}])
+
+    assert effects([case(1e-4)], [case(9e-3)]) == []
+    assert effects([case(1e-4)], [case(9e-2)]) == [("error", "worse")]
+    assert effects([case(1e-4)], [case(9e-3, ok=False)]) == [("error", "worse")]
+
+
 @pytest.mark.parametrize(
     ("was", "now", "expected"),
     [

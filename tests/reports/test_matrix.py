@@ -8,6 +8,7 @@ from pytest_exportcheck.reports.markdown import markdown
 from pytest_exportcheck.reports.matrix import Matrix, counts
 from pytest_exportcheck.reports.record import sort_key
 from pytest_exportcheck.reports.refusals import refusal_lines
+from pytest_exportcheck.reports.rounding import rounding_lines
 from pytest_exportcheck.reports.terminal import matrix_lines
 
 
@@ -156,4 +157,20 @@ def test_sizes_that_eager_refuses_are_one_line_per_spec_and_graph():
     assert found == [
         f"specs/bert.yaml: eager refuses 2 sizes, not judged: {long}",
         f"specs/t5.yaml (decode): eager refuses a size, not judged: {long}",
+    ]
+
+
+# what rounding explains
+
+
+def test_cases_that_agree_by_rounding_are_named():
+    cases = [record(name, "onnx-dynamo", rounding=["call 1: y", "call 2: y"]) for name in "abcde"]
+    first = "rounding: specs/a.yaml [cpu-float32-onnx-dynamo-none]: call 1: y (and 1 more)"
+    lines = list(rounding_lines([record("plain", "onnx-dynamo"), *cases]))
+    assert lines[0] == first
+    assert len(lines) == 4
+    assert lines[-1] == "rounding: and 2 more cases (-v names them)"
+    assert len(list(rounding_lines(cases, every_case=True))) == 5
+    assert list(rounding_lines([record("a", "onnx-dynamo", rounding=["call 1: y"])])) == [
+        first.removesuffix(" (and 1 more)")
     ]

@@ -1,0 +1,225 @@
+"""A mode in which operators round otherwise: results are moved at random by a unit in the last place."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .tolerance import size_of
+from .trace import address
+
+__all__ = ["Moving", "is_rounded", "kept_generators"]
+
+#: A move is what is left of larger numbers if it is at most so many roundings of the largest number that was
+#: computed with (and, in half precision, at most this share of it). Right programs: up to 30 roundings.
+_ROUNDINGS, _SHARE = 64, 0.0625
+
+#: Numbers that are all whole and below this share of 1 / eps were not rounded: they are not moved.
+_WHOLE = 0.125
+
+#: Operators that only move values, or whose result is exact.
+_EXACT = frozenset(
+    """
+    _local_scalar_dense _to_copy _unsafe_index _unsafe_index_put _unsafe_view abs amax amin cat ceil
+    clamp clamp_max clamp_min clone constant_pad_nd copy copysign cummax cummin diag diag_embed
+    embedding empty_like fill flip floor fmax fmin full_like gather hardtanh im2col index index_copy
+    index_fill index_put index_select lift_fresh lift_fresh_copy masked_fill masked_scatter
+    masked_select max max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode
+    nan_to_num neg new_empty new_full new_ones new_zeros ones_like pixel_shuffle pixel_unshuffle
+    reflection_pad1d reflection_pad2d reflection_pad3d relu repeat replication_pad1d replication_pad2d
+    replication_pad3d resize roll round scatter select_scatter set sgn sign slice_scatter sort
+    split_with_sizes_copy stack take threshold topk tril triu trunc unsafe_split unsafe_split_with_sizes
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d where zero zeros_like
+    """.split()  # noqa: SIM905
+)
+
+#: Pointwise operators with an intermediate result that is rounded, and may cancel.
+_FUSED = frozenset(("addcdiv", "addcmul", "lerp"))
+
+#: Products: how many terms are summed for an element of the result.
+_TERMS: Mapping[str, Callable[[Sequence[Any]], int]] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "linear"), lambda args: args[0].shape[-1]),
+    **dict.fromkeys(("addmm", "baddbmm", "addmv"), lambda args: args[1].shape[-1]),
+    **dict.fromkeys(("convolution", "_convolution"), lambda args: args[1][0].numel()),
+    "cumsum": lambda args: args[0].shape[args[1]] if args[0].dim() else 1,
+}
+
+
+def is_rounded(value: Any) -> bool:
+    """Whether `value` is a tensor of numbers that were rounded: floating or complex, dense, with elements."""
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter)
+        and (value.is_floating_point() or value.is_complex())
+        and value.layout is torch.strided
+        and not value.is_meta
+        and value.numel() > 0
+        and value.element_size() > 1
+    )
+
+
+@functools.cache
+def _rounds(func: Any) -> str:
+    """What an operator rounds: nothing (``""``), its ``result``, or ``inside`` also what it is made of."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return ""
+    name = func.overloadpacket.__name__.rstrip("_")
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    if view or not func._schema.returns or (func.namespace == "aten" and name in _EXACT):
+        return ""
+    return "result" if torch.Tag.pointwise in func.tags and name not in _FUSED else "inside"
+
+
+def _terms(name: str, args: Sequence[Any], out: Any) -> int:
+    """How many rounded values are summed for an element of `out`."""
+    if name in _TERMS:
+        return int(_TERMS[name](args))
+    given, made = (
+        max((leaf.numel() for leaf in _pytree.tree_leaves(some) if is_rounded(leaf)), default=1)
+        for some in (args, out)
+    )
+    return max(given // made, 1)
+
+
+class Moving(TorchDispatchMode):
+    """Moves what operators return; without a seed, only looks at it.
+
+    Parameters
+    ----------
+    shared:
+        Addresses of memory that must not be written to.
+    strength:
+        Results are moved by so many units.
+
+    Attributes
+    ----------
+    limit:
+        Of a move, by the largest number that was computed with, fill values left out; only without a seed.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, shared: frozenset[int], seed: int | None = None, strength: float = 1.0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shared = shared
+        self._seed = seed
+        self._strength = strength
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self.limit = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, torch._ops.OpOverload):
+            # `torch.cond` and the like: what they call is to be seen, too.
+            return func(*_pytree.tree_map(self._within, args), **kwargs)
+        self._refuse_writes(func, args, kwargs)
+        rounds = _rounds(func)
+        if not rounds or not any(map(is_rounded, _pytree.tree_leaves((args, kwargs)))):
+            return func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        if self._seed is None:
+            out = func(*args, **kwargs)
+            self._measure(name, args, _pytree.tree_leaves((args, kwargs, out)))
+            return out
+        if func._schema.is_mutable:
+            out = func(*args, **kwargs)
+            for leaf in _pytree.tree_leaves(out):
+                if is_rounded(leaf):
+                    leaf.copy_(self._moved(leaf))
+            return out
+        scale = 1.0
+        if rounds == "inside":
+            scale = _scale(_terms(name, args, None if name in _TERMS else func(*args, **kwargs)))
+            args, kwargs = _pytree.tree_map(lambda leaf: self._moved(leaf, scale), (args, kwargs))
+        return _pytree.tree_map(lambda leaf: self._moved(leaf, scale), func(*args, **kwargs))
+
+    def _measure(self, name: str, args: Sequence[Any], leaves: Sequence[Any]) -> None:
+        numbers = [leaf for leaf in leaves if is_rounded(leaf)]
+        sizes = [_size_of_numbers(leaf) for leaf in numbers]
+        if name in _TERMS and name != "cumsum":
+            # The products that are summed are larger than what they are made of.
+            sizes[-1] = max(sizes[-1], math.prod(sorted(sizes[:-1])[-2:]) * math.sqrt(_TERMS[name](args)))
+        for leaf, size in zip(numbers, sizes, strict=True):
+            eps = float(torch.finfo(leaf.dtype).eps)
+            self.limit = max(self.limit, min(_ROUNDINGS * eps, _SHARE) * size)
+
+    def _within(self, value: Any) -> Any:
+        """A function that runs under this mode."""
+        if not callable(value) or isinstance(value, torch.Tensor):
+            return value
+
+        def call(*args: Any) -> Any:
+            with self:
+                return value(*args)
+
+        return call
+
+    def _refuse_writes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if not func._schema.is_mutable:
+            return
+        for position, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = args[position] if position < len(args) else kwargs.get(argument.name)
+                for leaf in _pytree.tree_leaves(value):
+                    if isinstance(leaf, torch.Tensor) and address(leaf) in self._shared:
+                        raise RuntimeError("a call writes to parameters")
+
+    def _moved(self, value: Any, scale: float = 1.0) -> Any:
+        """`value` moved by up to a unit in the last place, times `scale`; itself if it is not rounded."""
+        if not is_rounded(value):
+            return value
+        eps = torch.finfo(value.dtype).eps
+        if value.is_complex():
+            parts = torch.view_as_real(value.resolve_conj().resolve_neg())
+            noise = torch.view_as_complex(self._noise(parts) * (eps * scale))
+            moved = value + value * noise
+            return moved.where(moved.isfinite(), value)
+        # Half precision is summed in a finer one.
+        moved = value + value * (self._noise(value) * eps * (scale if eps < 1e-5 else 1.0))
+        if bool(((value.abs() < _WHOLE / eps) & (value == value.round())).all()):
+            return value
+        return moved.where(moved.isfinite(), value)
+
+    def _noise(self, like: torch.Tensor) -> torch.Tensor:
+        """Uniform in [-1, 1) times the strength, of the shape, dtype and device of `like`."""
+        if like.device not in self._generators:
+            assert self._seed is not None
+            self._generators[like.device] = torch.Generator(like.device).manual_seed(self._seed)
+        drawn = torch.rand(like.shape, generator=self._generators[like.device], device=like.device)
+        return (self._strength * (2 * drawn - 1)).to(like.dtype)
+
+
+def _scale(terms: int) -> float:
+    """Roundings of a sum of so many terms of any sign, one after the other, by those of each term alone."""
+    return max(1.0, math.sqrt(terms) / 6)
+
+
+def _size_of_numbers(tensor: torch.Tensor) -> float:
+    """Largest absolute value; 0 for a tensor of zeros and one other value, such as a mask to be added."""
+    sizes = tensor.detach().abs()
+    sizes = sizes[torch.isfinite(sizes) & (sizes > 0)]
+    if not sizes.numel() or (sizes.numel() > 1 and bool(sizes.min() == sizes.max())):
+        return 0.0
+    return size_of(tensor)
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """What is drawn inside the block from global generators is drawn again after it."""
+    numpy = sys.modules.get("numpy")
+    python, array = random.getstate(), numpy.random.get_state() if numpy is not None else None
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(array)
