@@ -19,8 +19,9 @@ from ..patches.base import PatchMode
 from ..patches.engine import Activity
 from ..patches.modes import PatchList
 from ..pytrees import flatten_with_paths
-from ..spec import build_calls
+from ..spec import ModelSpec, build_calls
 from .compare import Tolerances, compare_leaves, table
+from .own import own_comparisons
 
 __all__ = ["check_patches"]
 
@@ -36,6 +37,9 @@ def check_patches(
     under itself may change what an input is, so its calls are compared with those that the spec's calls make
     without it; there, a cache that it lets grow must end with what the other one holds.
 
+    A comparison of the user's own (``compare: {by: ...}``) judges its outputs here too: it says what counts
+    as the same answer, and a patch that breaks that is to blame, not the exporter after it.
+
     Parameters
     ----------
     target:
@@ -45,8 +49,10 @@ def check_patches(
     ------
     PatchError
         An output differs, or a call raises, under the patches; names the patches without which it does not.
+    ComparisonError
+        A comparison of the user's own judges nothing.
     """
-    model = observation.model
+    model, spec = observation.model, observation.spec
     recorded = [call.output_leaves() for call in graph.calls]
 
     def replay() -> list[Leaves]:
@@ -58,15 +64,24 @@ def check_patches(
         def observe_again() -> list[Leaves]:
             return _spec_calls(observation, graph)
 
-        _refuse(mode, model, "eager", plain, observe_again, tolerances, grows=True, calls=graph)
+        _refuse(mode, model, "eager", plain, observe_again, tolerances, grows=True, spec=spec, calls=graph)
         with mode.apply(model, "eager") as outer:
             # These cannot be left out inside the block, and were compared above.
             settled = frozenset(outer.patches) if isinstance(outer, Activity) else frozenset()
             _refuse(
-                mode, model, target, recorded, replay, tolerances, grows=False, calls=graph, settled=settled
+                mode,
+                model,
+                target,
+                recorded,
+                replay,
+                tolerances,
+                grows=False,
+                spec=spec,
+                calls=graph,
+                settled=settled,
             )
     else:
-        _refuse(mode, model, target, recorded, replay, tolerances, grows=False, calls=graph)
+        _refuse(mode, model, target, recorded, replay, tolerances, grows=False, spec=spec, calls=graph)
 
 
 def _spec_calls(observation: Observation, graph: GraphObservation) -> list[Leaves]:
@@ -100,13 +115,14 @@ def _refuse(
     tolerances: Tolerances,
     *,
     grows: bool,
+    spec: ModelSpec,
     calls: GraphObservation,
     settled: frozenset[str] = frozenset(),
 ) -> None:
-    found, activity = _under(mode, model, target, expected, run, tolerances, grows)
+    found, activity = _under(mode, model, target, expected, run, tolerances, grows, spec)
     if not found:
         return
-    culprits = list(_culprits(mode, activity, model, target, expected, run, tolerances, grows, settled))
+    culprits = list(_culprits(mode, activity, model, target, expected, run, tolerances, grows, spec, settled))
     named = f"patch {culprits[0]}" if len(culprits) == 1 else f"patch mode {mode.name}"
     message, details = found
     position, text = message
@@ -134,6 +150,7 @@ def _under(
     run: Callable[[], list[Leaves]],
     tolerances: Tolerances,
     grows: bool,
+    spec: ModelSpec,
 ) -> tuple[Found | None, Activity]:
     """What differs under the mode, and what its patches did."""
     activity = Activity()
@@ -149,7 +166,8 @@ def _under(
             return ((None, error.message), error.details), activity
         return ((None, f"eager raises {type(error).__name__}: {error}"), last_lines(error)), activity
     for position, (before, after) in enumerate(zip(expected, got, strict=True)):
-        results = compare_leaves(before, _cut(before, after) if grows else after, tolerances)
+        own = own_comparisons(spec, before, "patch")
+        results = compare_leaves(before, _cut(before, after) if grows else after, tolerances, own)
         bad = [result for result in results if not result.ok]
         if bad:
             return ((position, f"{len(bad)} of {len(results)} outputs differ"), table(results)), activity
@@ -184,6 +202,7 @@ def _culprits(
     run: Callable[[], list[Leaves]],
     tolerances: Tolerances,
     grows: bool,
+    spec: ModelSpec,
     settled: frozenset[str],
 ) -> Iterator[str]:
     """The patches without which nothing differs, of those that were called; else those that differ alone."""
@@ -193,7 +212,7 @@ def _culprits(
     suspects = [name for name in names if activity.calls.get(name, 1) and name not in settled]
 
     def differs(kept: Sequence[str]) -> bool:
-        found, _ = _under(mode.subset(kept), model, target, expected, run, tolerances, grows)
+        found, _ = _under(mode.subset(kept), model, target, expected, run, tolerances, grows, spec)
         return found is not None
 
     alone = [name for name in suspects if not differs([other for other in names if other != name])]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ExportCheckError, ObserveError, ResizeError
+from ..errors import ComparisonError, ExportCheckError, ObserveError, ResizeError
 from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
 from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
@@ -18,7 +18,7 @@ from ..spec.names import suggest
 from .captured import CapturedProgram
 from .compare import Tolerances, compare_leaves, table
 from .numbers import Leaves, _inputs_by_path, _only_padding, _run, _summary, add_writes
-from .padding import where_masks
+from .padding import rules_of_call
 from .thresholds import Thresholds, decided_otherwise, find_thresholds
 from .writes import WriteWatch
 
@@ -93,6 +93,8 @@ def check_other_sizes(
     ------
     ResizeError
         The program fails, or differs from eager, at the first such size.
+    ComparisonError
+        A comparison of the user's own judges nothing.
     """
     if spec.resize == "off":
         return
@@ -125,6 +127,8 @@ def check_other_sizes(
             ran = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
             both = add_writes(session, expected, ran, arguments, by_eager)
             _judge(spec, session, tolerances, arguments, *both, text)
+        except ComparisonError:
+            raise
         except ExportCheckError as error:
             if captured is not None:
                 error.details += captured.at(arguments, expected)
@@ -151,7 +155,7 @@ def _judge(
     text: str,
 ) -> None:
     inputs = _inputs_by_path(arguments)
-    where = where_masks(spec.compare, inputs, expected)
+    where = rules_of_call(spec, inputs, expected, "resize")
     results = compare_leaves(expected, got, tolerances, where)
     if all(result.ok for result in results):
         return

@@ -271,7 +271,12 @@ def _outputs(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
             yield Change(name, "outputs", "other", f"{word}: output {shown}", gone, come)
     for path, output in outputs.items():
         if path in known:
-            yield from _error(name, known[path], output)
+            by = [side.get("by") or "exportcheck" for side in (known[path], output)]
+            if by[0] != by[1] and known[path]["ok"] and output["ok"]:
+                text = f"{path}: compared by {by[1]}, was by {by[0]}"
+                yield Change(name, "outputs", "other", text, *by)
+            elif by == ["exportcheck", "exportcheck"]:
+                yield from _error(name, known[path], output)
 
 
 def _kind(output: Mapping[str, Any]) -> tuple[Any, int]:

@@ -62,6 +62,10 @@ class Output(_Closed):
     atol: Annotated[Number, Field(description="Allowed absolute error.")]
     rtol: Annotated[Number, Field(description="Allowed relative error.")]
     note: Annotated[str, Field(description="What else is known: positions left out, ties.")]
+    by: Annotated[
+        str,
+        Field(description="The user's comparison that judged it (numbers are 0, and say nothing); or empty."),
+    ] = ""
 
 
 class Example(_Open):

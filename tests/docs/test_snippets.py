@@ -16,6 +16,7 @@ import yaml
 
 from pytest_exportcheck.checks.golden import parse_golden
 from pytest_exportcheck.errors import STAGES
+from pytest_exportcheck.registry import COMPARISONS, EXPORTERS, PATCH_MODES
 from pytest_exportcheck.spec import load_spec
 
 from . import scenes
@@ -233,6 +234,21 @@ def test_what_a_conftest_adds_is_used(done: Done) -> None:
     assert {case["team"] for case in cases.values()} == {"speech"}
 
 
+def test_the_comparisons_of_the_page_judge(done: Done) -> None:
+    """Both ways: what they allow passes, and what is wrong under them fails and is said."""
+    data = json.loads((done.page_folder("docs/extending.md") / "answers.json").read_text())
+    assert {Path(case["spec"]).stem: case["verdict"] for case in data["cases"]} == {
+        "direction": "pass",
+        "elsewhere": "fail compare",
+        "detector": "pass",
+        "worse": "fail compare",
+    }
+    rows = {Path(case["spec"]).stem: case["outputs"] for case in data["cases"]}
+    assert {row["by"] for row in rows["detector"] + rows["worse"]} == {"detections"}
+    assert "points elsewhere, cosine" in rows["elsewhere"][0]["reason"]
+    assert "scores differ, ordered by score" in rows["worse"][0]["reason"]
+
+
 def test_the_golden_of_the_readme_is_what_is_inferred(done: Done) -> None:
     (block,) = (each for each in BLOCKS if each.file == "model_specs/__shapes__/tiny_llama.yaml")
     written = done.page_folder("README.md") / block.file
@@ -422,8 +438,7 @@ def test_yaml(block: Block, tmp_path: Path) -> None:
 def test_toml(block: Block) -> None:
     tomllib = pytest.importorskip("tomllib")
     groups = tomllib.loads(block.text)["project"]["entry-points"]
-    ours = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    assert set(groups) <= set(ours)
+    assert set(groups) <= {registry.group for registry in (EXPORTERS, PATCH_MODES, COMPARISONS)}
     for group in groups.values():
         for value in group.values():
             module, name = value.split(":")

@@ -24,6 +24,10 @@ def output(max_abs, path="logits", atol=1e-5):
     return {"path": path, "max_abs": max_abs, "atol": atol, "ok": True}
 
 
+def judged(by, ok=True, max_abs=0.0):
+    return {**output(max_abs), "by": by, "ok": ok}
+
+
 def effects(before, after):
     found = compare(report(*before), report(*after, name="after.json"))
     return [(change.kind, change.effect) for change in found.changes]
@@ -296,3 +300,23 @@ def test_what_was_wrong_is_told_where_it_is_cured():
     before = record("a", "onnx-dynamo", "fail export", message="no operator\nmore")
     (change,) = compare(report(before), report(record("a", "onnx-dynamo"))).changes
     assert change.text == "fail export -> pass; it was: no operator"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "expected"),
+    [
+        (judged("f.py:own"), judged("f.py:own"), []),
+        (output(1e-6), judged("f.py:own"), [("outputs", "other")]),
+        (judged("f.py:own"), output(9e-6), [("outputs", "other")]),  # and no error that grew from nothing
+        (judged("f.py:own"), judged("f.py:other"), [("outputs", "other")]),
+        (judged("f.py:own"), judged("", ok=False), []),  # the verdict tells
+        (output(1e-6), judged("", max_abs=9e-6), [("error", "worse")]),
+    ],
+)
+def test_who_judged_an_output(was, now, expected):
+    before, after = (record("a", "onnx-dynamo", "pass", outputs=[side]) for side in (was, now))
+    assert effects([before], [after]) == expected
+    if expected == [("outputs", "other")]:
+        found = compare(report(before), report(after, name="after.json"))
+        names = [side.get("by") or "exportcheck" for side in (now, was)]
+        assert found.changes[0].text == f"logits: compared by {names[0]}, was by {names[1]}"

@@ -130,7 +130,9 @@ def time_by_stage(durations: Mapping[str, Mapping[str, Any]]) -> Markup | None:
 
 def errors_by_output(outputs: Sequence[Mapping[str, Any]]) -> Markup | None:
     """Largest absolute error of each output, layer after layer, and what is allowed."""
-    found = [(output, error) for output in outputs if (error := _number(output.get("max_abs"))) is not None]
+    # Those that a user's comparison judged have no numbers.
+    judged = [output for output in outputs if not output.get("by")]
+    found = [(output, error) for output in judged if (error := _number(output.get("max_abs"))) is not None]
     if len(found) < 2 or not any(error for _, error in found):
         return None
     shown = found[:_MOST_BARS]
