@@ -392,6 +392,47 @@ def test_workflow(block: Block, project: Path) -> None:
     assert ran
 
 
+def test_the_recipe_with_a_baseline(project: Path) -> None:
+    """The first run has none; the next is the same; then a case is expected to fail, and a spec is gone."""
+    (block,) = (each for each in WORKFLOWS if "exportcheck-baseline.yml" in str(each.file))
+    (command,) = (each for each in workflow_commands(yaml.safe_load(block.text)) if each.startswith("pytest"))
+    command = command.replace("-n auto", "-n 0")
+
+    def run() -> tuple[int, str]:
+        result = _shell(command, project, CI="1")
+        return result.returncode, result.stdout
+
+    heading = "compared with the baseline"
+    status, said = run()
+    assert status == 0, said
+    assert heading not in said
+    baseline = project / ".exportcheck" / "baseline.json"
+    first = baseline.read_text()
+    status, said = run()
+    assert status == 0, said
+    assert heading in said
+    assert "0 worse" in said
+
+    spec = project / "model_specs" / "bert.yaml"
+    text = spec.read_text()
+    spec.write_text(
+        text.replace('build"}', 'build", kwargs: {do: {onnx-dynamo: export}}}')
+        + "expect: [{when: {exporter: onnx-dynamo}, fails: export, reason: an upgrade}]\n"
+    )
+    status, said = run()
+    assert status == 1, said
+    assert "1 xfail" in said
+    assert "pass -> xfail export" in said
+    assert json.loads(baseline.read_text())["environment"]["exit_status"] == 0, "pytest alone was content"
+
+    baseline.write_text(first)
+    spec.unlink()
+    (spec.parent / "__shapes__" / "bert.yaml").unlink()
+    status, said = run()
+    assert status == 1, said
+    assert "nobody checks it any more" in said
+
+
 def test_commands_left_out_of_workflows_are_there() -> None:
     found = [command for block in WORKFLOWS for command in workflow_commands(yaml.safe_load(block.text))]
     for begin in scenes.NOT_RUN_IN_CI:
