@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _FILE = click.Path(path_type=Path)
-_UNKNOWN = re.compile(r"unknown (exporter|patch mode) '([^']*)'")
+_UNKNOWN = re.compile(r"unknown (exporter|patch mode|comparison) '([^']*)'")
 
 #: From this likeness on, an unknown name is a mistyped one: a lost letter leaves 0.9 of a long name, while
 #: `torch-deferred`, a good name for an exporter of somebody's own, has 0.6 of `torch-export`.
@@ -62,9 +62,13 @@ def lint(specs: tuple[Path, ...]) -> int:
     """Check spec files, or the spec files of folders; nothing is loaded or run."""
     from .errors import SpecError
     from .expectations import expectation_problems
-    from .registry import exporter_names, patch_mode_names
+    from .registry import comparison_names, exporter_names, patch_mode_names
 
-    known = {"exporters": exporter_names(), "patch_modes": patch_mode_names()}
+    known = {
+        "exporters": exporter_names(),
+        "patch_modes": patch_mode_names(),
+        "comparisons": comparison_names(),
+    }
     root = Path.cwd()
     bad = 0
     files = [file for path in specs for file in _spec_files(path)]
@@ -85,7 +89,7 @@ def lint(specs: tuple[Path, ...]) -> int:
 
 
 def _load(file: Path, root: Path, known: Mapping[str, Sequence[str]]) -> ModelSpec:
-    """The spec. An unknown exporter or patch mode that is no typo of a known one is only noted.
+    """The spec. An unknown exporter, patch mode or comparison that is no typo of a known one is only noted.
 
     It may be registered in a conftest.py, which nobody but pytest reads.
     """

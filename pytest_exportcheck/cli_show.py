@@ -182,10 +182,12 @@ def _registered_lines(problems: list[str]) -> Iterator[str]:
     from torch.utils import _pytree
 
     from .pytrees.layouts import describe_layout
-    from .registry import exporter_names, patch_mode_names
+    from .registry import comparison_names, exporter_names, patch_mode_names
 
     yield f"exporters            {', '.join(exporter_names())}"
     yield f"patch modes          {', '.join(patch_mode_names())}"
+    if comparison_names():
+        yield f"comparisons          {', '.join(comparison_names())}"
     found = [cls for cls in vars(caches).values() if isinstance(cls, type) and cls in _pytree.SUPPORTED_NODES]
     for cls in found:
         registration = describe_layout(cls, _pytree.SUPPORTED_NODES[cls].flatten_fn)

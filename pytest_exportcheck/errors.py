@@ -166,6 +166,10 @@ class HistoryError(_AtAnyStage):
     """The case fails in this process and does not, or elsewhere, in a fresh one."""
 
 
+class ComparisonError(_AtAnyStage):
+    """A comparison of the user's own cannot be loaded, raised, or returned no list: it judged nothing."""
+
+
 def error_class(stage: str) -> type[ExportCheckError]:
     """The error class of `stage`; `KeyError` for an unknown name."""
     return _CLASSES[stage]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .diagnose.causes import Cause, causes_of_text
-from .errors import ExportCheckError, HistoryError, StageTimeoutError
+from .errors import ComparisonError, ExportCheckError, HistoryError, StageTimeoutError
 from .fresh.messages import Explain, Failure, Work
 from .reports.artifacts import artifacts_folder
 
@@ -87,12 +87,19 @@ def _causes(running: RunningCase, error: ExportCheckError) -> list[Cause]:
     return causes_of_text(text, error.stage, running.planned.case.dtype, fresh)
 
 
+_NOT_DIAGNOSED: dict[type[ExportCheckError], str] = {
+    HistoryError: "it depends on history",
+    StageTimeoutError: "the case would hang again",
+    ComparisonError: "the comparison is to blame, and no step of the export",
+}
+
+
 def _diagnose(
     session: Session, running: RunningCase, error: ExportCheckError
 ) -> tuple[str, list[str], dict[str, Any] | None]:
     """(the verdict, all lines, the record or ``None`` if there is none)."""
-    if isinstance(error, HistoryError | StageTimeoutError):
-        why = "it depends on history" if isinstance(error, HistoryError) else "the case would hang again"
+    why = next((why for cls, why in _NOT_DIAGNOSED.items() if isinstance(error, cls)), None)
+    if why is not None:
         verdict = f"not diagnosed: {why}"
         return verdict, [verdict], None
     planned, options = running.planned, session.options

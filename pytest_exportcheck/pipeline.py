@@ -20,10 +20,12 @@ from .checks.equivalence import check_patches
 from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
 from .checks.inputs import refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
+from .checks.own import load_own
 from .checks.sizes import check_other_sizes
 from .checks.state import Held, differences, model_state
 from .errors import (
     CompareError,
+    ComparisonError,
     ConvertError,
     ExportCheckError,
     ExportError,
@@ -227,6 +229,7 @@ def _run_case(
     stages("load")
     mode = run.mode(case.patch_mode)
     exporter = _load_exporter(case.exporter)
+    load_own(spec)
     under = _observed_under(exporter, case, mode)
     observation = run.observe(case.device, case.dtype, under, stages)
     graph = observation.graph(case.graph)
@@ -331,7 +334,7 @@ def _check_mode(
     try:
         with register_flattening_functions(None):
             return check_patches(mode, observation, graph, target, tolerances)
-    except PatchError:
+    except (PatchError, ComparisonError):
         raise
     except Exception as error:
         raise refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error

@@ -1,4 +1,4 @@
-"""Registries of exporters and patch modes: built-in, from entry points, and added at run time.
+"""Registries of exporters, patch modes and comparisons: built-in, from entry points, and added at run time.
 
 Names are read from entry-point metadata; nothing is imported before it is loaded by name, so that pytest can
 list and check names during collection without torch. This is one module beside the rooms, and not in them,
@@ -15,14 +15,18 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 __all__ = [
+    "COMPARISONS",
     "EXPORTERS",
     "PATCH_MODES",
     "Registry",
     "brings_patches",
+    "comparison_names",
     "exporter_names",
+    "load_comparison",
     "load_exporter",
     "load_patch_mode",
     "patch_mode_names",
+    "register_comparison",
     "register_exporter",
     "register_patch_mode",
 ]
@@ -88,7 +92,7 @@ class Registry:
             return point.load()
         close = get_close_matches(name, self.names(), n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise LookupError(f"unknown {self.kind} {name!r}{hint}; known: {', '.join(self.names())}")
+        raise LookupError(f"unknown {self.kind} {name!r}{hint}; known: {', '.join(self.names()) or 'none'}")
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         if self._points is None:
@@ -188,3 +192,30 @@ def load_patch_mode(name: str, folder: Path | None = None) -> object:
 def register_patch_mode(name: str, mode: object) -> None:
     """Add a patch mode (instance, class or ``"module:attribute"``) for this process."""
     PATCH_MODES.register(name, mode)
+
+
+#: We bring none: what is ours needs no name.
+COMPARISONS = Registry(kind="comparison", group="pytest_exportcheck.comparisons", builtin={})
+
+
+def comparison_names() -> list[str]:
+    """Every known name, sorted."""
+    return COMPARISONS.names()
+
+
+def load_comparison(name: str, folder: Path) -> object:
+    """The comparison called `name`, imported, a class instantiated; `LookupError` if nobody registered it.
+
+    ``file.py:name`` is looked up in `folder`, the spec's; `UserCodeError` if it cannot be loaded.
+    """
+    from .spec.imports import load_object
+
+    if ":" in name and name not in COMPARISONS.names():
+        value = load_object(name, folder)
+        return value() if isinstance(value, type) else value
+    return COMPARISONS.load(name)
+
+
+def register_comparison(name: str, comparison: object) -> None:
+    """Add a comparison (function, class or ``"module:attribute"``) for this process."""
+    COMPARISONS.register(name, comparison)

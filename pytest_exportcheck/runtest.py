@@ -11,6 +11,7 @@ import pytest
 
 from .collection import SpecFile
 from .errors import (
+    ComparisonError,
     CrashError,
     ExportCheckError,
     HistoryError,
@@ -225,6 +226,8 @@ def _unexpected(error: ExportCheckError, expected: Expectation, spec_path: str) 
         )
     if isinstance(error, HistoryError):
         return f"{where} expects a failure at {expected.stage}: one that depends on history is not expected"
+    if isinstance(error, ComparisonError):
+        return f"{where} expects a failure at {expected.stage}: a comparison that breaks is never expected"
     return f"moved from {expected.stage} to {error.stage}: change {where}"
 
 

@@ -20,7 +20,14 @@ from .crashes import StageMarker, StageMarkers, running_in_workers
 from .errors import SpecError
 from .options import DEVICES, DTYPES, Options
 from .plan import OWN_PATCHES, PlannedCase, export_cases, marker, shape_cases
-from .registry import EXPORTERS, PATCH_MODES, exporter_names, patch_mode_names
+from .registry import (
+    COMPARISONS,
+    EXPORTERS,
+    PATCH_MODES,
+    comparison_names,
+    exporter_names,
+    patch_mode_names,
+)
 
 if TYPE_CHECKING:
     from .fresh.client import FreshProcesses
@@ -125,6 +132,7 @@ class Session:
         self.note_environment()
         self.exporters = exporter_names()
         self.patch_modes = patch_mode_names()
+        self.comparisons = comparison_names()
         self._specs: dict[Path, ModelSpec | SpecError] = {}
         self._planned: dict[tuple[Path, str], list[PlannedCase]] = {}
         self._markers: set[str] = set()
@@ -188,7 +196,11 @@ class Session:
             spec = load_spec(
                 path,
                 self.config.rootpath,
-                known={"exporters": self.exporters, "patch_modes": self.patch_modes},
+                known={
+                    "exporters": self.exporters,
+                    "patch_modes": self.patch_modes,
+                    "comparisons": self.comparisons,
+                },
             )
         except SpecError as error:
             return error
@@ -216,10 +228,11 @@ def _running_stages(session: Session) -> Iterator[tuple[float, str, str]]:
 
 
 def register_added(config: pytest.Config) -> None:
-    """Register the exporters and patch modes that hooks add, until the end of the run."""
+    """Register the exporters, patch modes and comparisons that hooks add, until the end of the run."""
     for registry, hook in (
         (EXPORTERS, config.hook.pytest_exportcheck_exporters),
         (PATCH_MODES, config.hook.pytest_exportcheck_patch_modes),
+        (COMPARISONS, config.hook.pytest_exportcheck_comparisons),
     ):
         # Pluggy calls the last registered implementation first; the most specific one must win.
         for added in reversed(hook(config=config)):

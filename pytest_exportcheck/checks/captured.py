@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ..errors import ExportError, ObserveError
+from ..errors import ComparisonError, ExportError, ObserveError
 from ..exporters.base import split_constants
 from ..observe.observation import GraphObservation
 from ..pytrees import clone_tree, flatten_with_paths
 from ..spec import ModelSpec
 from .compare import LeafComparison, Tolerances, table
 from .numbers import Leaves, _inputs_by_path, _summary
-from .padding import where_masks
+from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
 
 __all__ = ["CapturedProgram"]
@@ -55,6 +55,8 @@ class CapturedProgram:
         ------
         ExportError
             The numbers are not those of eager.
+        ComparisonError
+            A comparison of the user's own judges nothing.
         """
         try:
             self._run = run or _runner(program)
@@ -75,6 +77,8 @@ class CapturedProgram:
                     call.output_leaves(),
                     MovedEager.of(self._graph.target, call),
                 )
+            except ComparisonError:
+                raise
             except Exception as error:
                 self._refuses.append(f"{what}: {_first_line(error)}")
                 continue
@@ -100,7 +104,7 @@ class CapturedProgram:
         tensors, _ = split_constants(arguments)
         with torch.no_grad():
             got = self._run(clone_tree(tensors))
-        where = where_masks(self._spec.compare, _inputs_by_path(arguments), expected)
+        where = rules_of_call(self._spec, _inputs_by_path(arguments), expected, "export")
         return compare_rounded(expected, got, self._tolerances, where, eager)
 
     def on_observed_calls(self) -> list[str]:
@@ -120,6 +124,8 @@ class CapturedProgram:
             return []
         try:
             results = self._compare(arguments, expected, MovedEager(self._graph.target, lambda: arguments))
+        except ComparisonError as error:
+            return [f"the captured program is not judged: {error.message}"]
         except Exception as error:
             return [
                 f"the captured program refuses these sizes, the conversion drops that: {_first_line(error)}"

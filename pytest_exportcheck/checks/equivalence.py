@@ -21,6 +21,7 @@ from ..patches.modes import PatchList
 from ..pytrees import flatten_with_paths
 from ..spec import build_calls
 from .compare import LeafComparison, Tolerances, compare_leaves, table
+from .own import own_comparisons
 from .rounding import MovedEager, compare_rounded, note_rounding
 
 __all__ = ["check_patches"]
@@ -40,6 +41,9 @@ def check_patches(
     under itself may change what an input is, so its calls are compared with those that the spec's calls make
     without it; there, a cache that it lets grow must end with what the other one holds.
 
+    A comparison of the user's own (``compare: {by: ...}``) judges its outputs here too: it says what counts
+    as the same answer, and a patch that breaks that is to blame, not the exporter after it.
+
     Parameters
     ----------
     target:
@@ -54,8 +58,10 @@ def check_patches(
     ------
     PatchError
         An output differs, or a call raises, under the patches; names the patches without which it does not.
+    ComparisonError
+        A comparison of the user's own judges nothing.
     """
-    model = observation.model
+    model, spec = observation.model, observation.spec
     noted: dict[str, Any] = {}
     moved = [MovedEager.of(graph.target, call) for call in graph.calls]
     recorded = [call.output_leaves() for call in graph.calls]
@@ -64,12 +70,15 @@ def check_patches(
         return [flatten_with_paths(graph.eager(call.arguments)) for call in graph.calls]
 
     def judge(position: int, before: Leaves, after: Leaves) -> list[LeafComparison]:
-        results = compare_rounded(before, after, tolerances, None, moved[position])
+        results = compare_rounded(
+            before, after, tolerances, own_comparisons(spec, before, "patch"), moved[position]
+        )
         note_rounding(noted, results, f"patches, call {position + 1} of {len(graph.calls)}")
         return results
 
     def judge_grown(position: int, before: Leaves, after: Leaves) -> list[LeafComparison]:
-        return compare_leaves(before, _cut(before, after), tolerances)
+        own = own_comparisons(spec, before, "patch")
+        return compare_leaves(before, _cut(before, after), tolerances, own)
 
     if mode.observed_under_itself:
         plain = _spec_calls(observation, graph)

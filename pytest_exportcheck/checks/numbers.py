@@ -17,7 +17,7 @@ from ..runtimes.base import Session, WritesInputs
 from ..spec import ModelSpec
 from ..spec.names import choices
 from .compare import LeafComparison, Tolerances, compare_leaves, table
-from .padding import expand_mask, where_masks
+from .padding import expand_mask, rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
 from .state import training_modules
 from .writes import WriteWatch, in_place
@@ -270,6 +270,8 @@ def check_observed_calls(
         The first call that fails; the record has the worst error of every output up to there.
     ObserveError
         The spec is to blame: a stand-in, or a mask that leaves nothing to compare.
+    ComparisonError
+        A comparison of the user's own judges nothing.
     """
     worst: dict[str, dict[str, Any]] = {}
     record["calls"] = len(graph.calls)
@@ -291,7 +293,7 @@ def check_observed_calls(
             session, call.output_leaves(), ran, arguments, graph.writes.get(call.index, {})
         )
         inputs = _inputs_by_path(arguments)
-        where = where_masks(spec.compare, inputs, expected)
+        where = rules_of_call(spec, inputs, expected, "compare")
         eager = MovedEager.of(graph.target, call)
         results = compare_rounded(expected, got, tolerances, where, eager)
         for path, leaf in expected:

@@ -1,4 +1,4 @@
-"""The spec's ``compare`` rules for one call: positions that count, and what indices select from.
+"""The spec's ``compare`` rules for one call: positions that count, ties, a comparison of the user's own.
 
 Outputs at padded positions may be garbage in one runtime and zeros in another.
 """
@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from ..errors import ObserveError
+from ..spec import ModelSpec
 from ..spec.names import choices
+from .own import Own, own_comparisons
 from .ties import Ties
 
-__all__ = ["expand_mask", "where_masks"]
+__all__ = ["expand_mask", "rules_of_call", "where_masks"]
 
 Leaves = Sequence[tuple[str, Any]]
 
@@ -32,6 +34,28 @@ def expand_mask(mask: torch.Tensor, shape: Sequence[int], axis: int) -> torch.Te
     view = [1] * len(shape)
     view[0], view[axis] = shape[0], shape[axis]
     return kept.reshape(view).expand(tuple(shape))
+
+
+def rules_of_call(
+    spec: ModelSpec, inputs: Mapping[str, Any], outputs: Leaves, stage: str
+) -> dict[str, torch.Tensor | Ties | Own]:
+    """Path of an output -> by what rule of the spec's ``compare`` it is judged, on one call.
+
+    Parameters
+    ----------
+    inputs, outputs:
+        Of the call, by path; eager's.
+    stage:
+        Which runs, for what goes wrong in a comparison of the user's own.
+
+    Raises
+    ------
+    ObserveError
+        See `where_masks`.
+    ComparisonError
+        A comparison of the user's own cannot be loaded.
+    """
+    return {**where_masks(spec.compare, inputs, outputs), **own_comparisons(spec, outputs, stage)}
 
 
 def where_masks(
@@ -54,7 +78,7 @@ def where_masks(
             if fnmatchcase(path, pattern):
                 if rule.ties:
                     found[path] = _ties(pattern, rule, path, leaf, inputs, outputs)
-                elif (mask := _mask(pattern, rule, path, leaf, inputs)) is not None:
+                elif rule.where and (mask := _mask(pattern, rule, path, leaf, inputs)) is not None:
                     found[path] = mask
                 break
     return found

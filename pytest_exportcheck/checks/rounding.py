@@ -27,6 +27,7 @@ from ..observe.targets import Target
 from ..pytrees import clone_tree, flatten_with_paths
 from .compare import LeafComparison, compare_leaf, compare_leaves
 from .moving import Moving, is_rounded, kept_generators
+from .own import Own
 from .ties import Ties
 from .tolerance import Tolerances, size_of
 from .trace import address
@@ -221,7 +222,7 @@ def compare_rounded(
     expected: Sequence[tuple[str, Any]],
     got: Sequence[tuple[str, Any]],
     tolerances: Tolerances,
-    where: Mapping[str, torch.Tensor | Ties] | None,
+    where: Mapping[str, torch.Tensor | Ties | Own] | None,
     eager: MovedEager | None,
 ) -> list[LeafComparison]:
     """`compare_leaves`; where numbers alone differ, what rounding does to eager itself is allowed.
@@ -246,7 +247,7 @@ def compare_rounded(
         spread = None if result.ok else spreads[result.path]
         if spread is not None:
             mask = (where or {}).get(result.path)
-            assert not isinstance(mask, Ties)
+            assert not isinstance(mask, Ties | Own)
             result = _judged(result, left[result.path], right[result.path], tolerances, mask, spread)
         judged.append(result)
     return judged

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ExportCheckError, ObserveError, ResizeError
+from ..errors import ComparisonError, ExportCheckError, ObserveError, ResizeError
 from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
 from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
@@ -19,7 +19,7 @@ from ..spec.names import suggest
 from .captured import CapturedProgram
 from .compare import LeafComparison, Tolerances, table
 from .numbers import Leaves, _inputs_by_path, _only_padding, _run, _summary, add_writes
-from .padding import where_masks
+from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
 from .thresholds import Thresholds, decided_otherwise, find_thresholds
 from .writes import WriteWatch
@@ -95,6 +95,8 @@ def check_other_sizes(
     ------
     ResizeError
         The program fails, or differs from eager, at the first such size.
+    ComparisonError
+        A comparison of the user's own judges nothing.
     """
     if spec.resize == "off":
         return
@@ -129,6 +131,8 @@ def check_other_sizes(
             eager = MovedEager(graph.target, functools.partial(dict, arguments))
             results = _judge(spec, session, tolerances, arguments, *both, text, eager)
             note_rounding(record, results, f"sizes {text}")
+        except ComparisonError:
+            raise
         except ExportCheckError as error:
             if captured is not None:
                 error.details += captured.at(arguments, expected)
@@ -156,7 +160,7 @@ def _judge(
     eager: MovedEager,
 ) -> list[LeafComparison]:
     inputs = _inputs_by_path(arguments)
-    where = where_masks(spec.compare, inputs, expected)
+    where = rules_of_call(spec, inputs, expected, "resize")
     results = compare_rounded(expected, got, tolerances, where, eager)
     if all(result.ok for result in results):
         return results

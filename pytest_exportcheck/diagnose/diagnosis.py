@@ -132,7 +132,7 @@ def subject_of_case(run: SpecRun, case: CaseId) -> Subject:
         dict(spec.exporter_options.get(exporter.name, {})),
         observation.device,
         spec.resize,
-        spec.compare,
+        spec,
         run.share,
     )
 

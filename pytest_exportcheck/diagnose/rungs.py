@@ -136,7 +136,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 def rung_of(name: str, results: list[LeafComparison], seconds: float) -> Rung:
     """The rung of a step that gave outputs."""
     ok = all(result.ok for result in results)
-    numbers = [r for r in results if r.shape is not None]
+    numbers = [r for r in results if r.shape is not None and not r.by]
     shown = [r for r in results if not r.ok] or numbers
     worst = max(shown, key=lambda r: (bool(r.reason), r.max_abs), default=None)
     return Rung(

@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 
 from ..checks.compare import LeafComparison, Tolerances
-from ..checks.padding import where_masks
+from ..checks.own import Own
+from ..checks.padding import rules_of_call
 from ..checks.rounding import MovedEager, compare_rounded
 from ..checks.ties import Ties
 from ..errors import ExportCheckError, ObserveError
@@ -46,6 +47,7 @@ from ..observe.resize import ExportExample
 from ..observe.targets import Target, target_text
 from ..patches.base import PatchMode
 from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
+from ..spec import ModelSpec
 
 __all__ = [
     "EXPORTER_ALIASES",
@@ -142,7 +144,7 @@ class Sample:
     arguments: dict[str, Any]
     expected: list[tuple[str, Any]]
     eager: MovedEager
-    where: Mapping[str, torch.Tensor | Ties] = field(default_factory=dict)
+    where: Mapping[str, torch.Tensor | Ties | Own] = field(default_factory=dict)
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -171,8 +173,8 @@ class Subject:
         The patch mode of the export, and the one under which the calls were recorded.
     sizes:
         As ``resize`` in a spec: ``auto``, ``off`` or values for symbols.
-    rules:
-        The spec's ``compare`` rules.
+    spec:
+        Whose ``compare`` rules hold.
     share:
         As `ExportRequest.share`.
     """
@@ -189,7 +191,7 @@ class Subject:
     options: dict[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     sizes: Any = "auto"
-    rules: Mapping[str, Any] = field(default_factory=dict)
+    spec: ModelSpec | None = None
     share: bool = True
 
     @property
@@ -269,7 +271,7 @@ class Subject:
 
     def _sample(self, label: str, arguments: dict[str, Any], expected: list[tuple[str, Any]]) -> Sample:
         inputs = {p: leaf for n, value in arguments.items() for p, leaf in flatten_with_paths(value, n)}
-        where = where_masks(self.rules, inputs, expected) if self.rules else {}
+        where = rules_of_call(self.spec, inputs, expected, "compare") if self.spec is not None else {}
         return Sample(label, arguments, expected, MovedEager(self.target, lambda: arguments), where)
 
 

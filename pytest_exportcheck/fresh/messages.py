@@ -15,7 +15,14 @@ from importlib import import_module
 from typing import Any
 
 from ..cases import CaseId
-from ..errors import CrashError, ExportCheckError, HistoryError, StageTimeoutError, error_class
+from ..errors import (
+    ComparisonError,
+    CrashError,
+    ExportCheckError,
+    HistoryError,
+    StageTimeoutError,
+    error_class,
+)
 from ..reports.record import to_plain
 
 __all__ = [
@@ -152,9 +159,9 @@ class Failure:
         """The same as an exception to raise."""
         if self.kind == "error":
             return UnexpectedError("\n".join([self.message, *self.details]))
-        for lost in (CrashError, StageTimeoutError, HistoryError):
-            if self.error == lost.__name__:
-                return lost(self.message, stage=self.stage, details=self.details, facts=self.facts)
+        for cls in (CrashError, StageTimeoutError, HistoryError, ComparisonError):
+            if self.error == cls.__name__:
+                return cls(self.message, stage=self.stage, details=self.details, facts=self.facts)
         return error_class(self.stage)(self.message, details=self.details, facts=self.facts)
 
     def to_plain(self) -> dict[str, Any]:

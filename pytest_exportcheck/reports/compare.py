@@ -21,12 +21,16 @@ ERROR_BAND = 4.0
 _ERROR_SHARE = 0.01
 
 #: Ratios of node counts, of model sizes and of CPU seconds beyond which they are shown. Times of a shared
-#: machine vary by half; of a time below `_LEAST_SECONDS` only a difference of `_MANY_SECONDS` is shown.
+#: machine vary by half. The first case of a process pays for the imports (2 s), for the first capture and the
+#: first conversion (1.5 s each), and which one it is changes with the selection, the order and the workers: a
+#: difference of up to `_START_SECONDS` says nothing of a case.
 NODES_BAND = 1.05
 SIZE_BAND = 1.05
 TIME_BAND = 1.5
+_START_SECONDS = 5.0
+
+#: A ratio to a time below this says nothing, and is left out.
 _LEAST_SECONDS = 0.5
-_MANY_SECONDS = 2.0
 
 #: Of operators whose number changed, so many are named.
 _MOST_OPERATORS = 4
@@ -271,7 +275,12 @@ def _outputs(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
             yield Change(name, "outputs", "other", f"{word}: output {shown}", gone, come)
     for path, output in outputs.items():
         if path in known:
-            yield from _error(name, known[path], output)
+            by = [side.get("by") or "exportcheck" for side in (known[path], output)]
+            if by[0] != by[1] and known[path]["ok"] and output["ok"]:
+                text = f"{path}: compared by {by[1]}, was by {by[0]}"
+                yield Change(name, "outputs", "other", text, *by)
+            elif by == ["exportcheck", "exportcheck"]:
+                yield from _error(name, known[path], output)
 
 
 def _kind(output: Mapping[str, Any]) -> tuple[Any, int]:
@@ -307,14 +316,13 @@ def _ratio(name: str, kind: str, was: Any, now: Any, band: float, more: str = ""
     old, new = _number(was), _number(now)
     if not old or not new:
         return
-    short = kind == "time" and min(old, new) < _LEAST_SECONDS
-    if short and abs(new - old) < _MANY_SECONDS:
+    if kind == "time" and abs(new - old) <= _START_SECONDS:
         return
     ratio = new / old
     if ratio > band or ratio < 1 / band:
         unit = {"size": " bytes", "time": " CPU s"}.get(kind, "")
         shown = f"{old:.1f} -> {new:.1f}" if kind == "time" else f"{old:.0f} -> {new:.0f}"
-        times = "" if short else f" ({ratio:.2f}x)"
+        times = "" if kind == "time" and min(old, new) < _LEAST_SECONDS else f" ({ratio:.2f}x)"
         yield Change(name, kind, "other", f"{kind} {shown}{unit}{times}{more}", was, now)
 
 

@@ -68,6 +68,10 @@ class Output(_Closed):
         Number | None,
         Field(description="How far eager itself moves when its operators round otherwise; null: not asked."),
     ] = None
+    by: Annotated[
+        str,
+        Field(description="The user's comparison that judged it (numbers are 0, and say nothing); or empty."),
+    ] = ""
 
 
 class Example(_Open):

@@ -32,8 +32,8 @@ def load_spec(
     root:
         Messages show paths relative to this folder.
     known:
-        Names that exist, by kind (``exporters``, ``patch_modes``); others are then a problem. These names
-        are open (entry points), so a kind that is absent is not checked.
+        Names that exist, by kind (``exporters``, ``patch_modes``, ``comparisons``); others are then a
+        problem. These names are open (entry points), so a kind that is absent is not checked.
 
     Raises
     ------

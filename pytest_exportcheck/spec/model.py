@@ -419,7 +419,7 @@ class Tolerance(Bounds):
 
 
 class CompareRule(_Section):
-    """How an output is compared: exactly one of `where` and `ties`."""
+    """How an output is compared: exactly one of `where`, `ties` and `by`."""
 
     where: Text | None = Field(
         default=None,
@@ -430,6 +430,11 @@ class CompareRule(_Section):
         default=None,
         description="For indices (top-k, argmax, sort): path of the output or input that they select from. "
         "What they select is compared, so that equal scores may come in any order.",
+    )
+    by: Text | None = Field(
+        default=None,
+        description="A comparison of your own that judges the values: `file_next_to_the_spec.py:callable`, "
+        "`package.module:callable`, or the name of one that a package or a conftest.py brings.",
     )
     axis: int | None = Field(
         default=None,

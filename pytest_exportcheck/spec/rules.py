@@ -50,7 +50,8 @@ def check_rules(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], rep
     data:
         The whole file as plain data.
     known:
-        Names that exist: ``exporters``, ``patch_modes``. A kind that is absent is not checked.
+        Names that exist: ``exporters``, ``patch_modes``, ``comparisons``. A kind that is absent is not
+        checked.
     report:
         Where problems go.
     """
@@ -111,22 +112,30 @@ def _check_model(model: dict[Any, Any], report: Report) -> None:
         check_ref(model["factory"], ("model", "factory"), report)
 
 
+#: A rule of `compare` has one of them.
+_RULES = ("where", "ties", "by")
+
+
 def _check_compare(compare: dict[Any, Any], report: Report) -> None:
     for pattern, rule in compare.items():
         if not isinstance(rule, dict):
             continue
         where: NodePath = ("compare", pattern)
-        given = [key for key in ("where", "ties") if key in rule]
-        if not given and not any(suggest(key, ("where", "ties")) for key in rule):
-            report.value(where, "needs one of the keys where, ties")
-        elif len(given) == 2:
-            report.key((*where, "ties"), "'ties' and 'where': give exactly one of where, ties")
+        given = [key for key in _RULES if key in rule]
+        if not given and not any(suggest(key, _RULES) for key in rule):
+            report.value(where, f"needs one of the keys {', '.join(_RULES)}")
+        for extra in given[1:]:
+            report.key(
+                (*where, extra), f"{extra!r} and {given[0]!r}: give exactly one of {', '.join(_RULES)}"
+            )
         for key in given:
             if rule[key] is None:
                 report.value((*where, key), "expected text, got nothing")
         axis = rule.get("axis")
         if given == ["where"] and isinstance(axis, int) and not isinstance(axis, bool) and axis < 1:
             report.value((*where, "axis"), f"must be at least 1, got {axis}")
+        if given == ["by"] and "axis" in rule:
+            report.key((*where, "axis"), "'axis' goes with where or ties, not with by")
 
 
 def _check_graphs(
@@ -248,12 +257,17 @@ def _check_duplicates(items: object, where: NodePath, report: Report) -> None:
         seen.append(item)
 
 
+_KINDS = {"exporters": "exporter", "patch_modes": "patch mode", "comparisons": "comparison"}
+
+
 def _check_known(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], report: Report) -> None:
     named: list[tuple[str, NodePath, object, bool]] = []
     for kind in ("exporters", "patch_modes"):
         listed = _get(data, ("matrix", kind))
         for index, name in enumerate(listed if isinstance(listed, list) else []):
             named.append((kind, ("matrix", kind, index), name, False))
+    for pattern, rule in _mapping(data.get("compare")).items():
+        named.append(("comparisons", ("compare", pattern, "by"), _mapping(rule).get("by"), False))
     options = _mapping(data.get("exporter_options"))
     named += [("exporters", ("exporter_options", name), name, True) for name in options]
     for index, when in _whens(data):
@@ -267,10 +281,11 @@ def _check_known(data: Mapping[str, Any], known: Mapping[str, Sequence[str]], re
     for kind, where, name, is_key in named:
         if kind not in known or not isinstance(name, str) or not name or name in known[kind]:
             continue
-        if kind == "patch_modes" and not is_key and REF.match(name):
-            continue  # a mode of the user's: file.py:name
-        word = "exporter" if kind == "exporters" else "patch mode"
-        message = f"unknown {word} {name!r}{choices(name, known[kind])}"
+        if kind != "exporters" and not is_key and REF.match(name):
+            continue  # the user's: file.py:name
+        message = f"unknown {_KINDS[kind]} {name!r}{choices(name, known[kind])}"
+        if kind == "comparisons" and not known[kind]:
+            message += ": no package or conftest.py brings one; one of your own is 'file.py:callable'"
         if is_key:
             report.key(where, message)
         else:

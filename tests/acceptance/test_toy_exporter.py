@@ -1,7 +1,8 @@
-"""Exporters and patch modes of other packages: by entry point, and by hook."""
+"""Exporters, patch modes and comparisons of other packages: by entry point, and by hook."""
 
 from __future__ import annotations
 
+import json
 import os
 
 from .conftest import TOY
@@ -50,4 +51,69 @@ def test_a_name_nobody_registered_is_a_problem_of_the_spec(project):
     result = project.run()
     result.stdout.fnmatch_lines(
         ["*specs/right.yaml:5:22: unknown exporter 'onnx-dinamo' (did you mean 'onnx-dynamo'?)*"]
+    )
+
+
+OFF = "exporter_options: {toy-callable: {error: %s}}\n"
+
+
+def _comparisons(project, monkeypatch, *more):
+    monkeypatch.setenv("PYTHONPATH", str(TOY) + os.pathsep + os.environ.get("PYTHONPATH", ""))
+    near = "compare: {output: {by: toy-near}}\n"
+    project.simple("right", exporters="[toy-callable]", more=OFF % 0.5 + near)
+    project.simple("wrong", exporters="[toy-callable]", more=OFF % 2.0 + near)
+    project.simple(
+        "broken",
+        exporters="[toy-callable]",
+        more="compare: {output: {by: toy-broken}}\n"
+        "expect: [{when: {exporter: toy-callable}, fails: compare, reason: other numbers}]\n",
+    )
+    project.run("--update-shapes", "-k", "dynamic_shapes")
+    result = project.run("-k", "test_export", "--exportcheck-report=report.json", "--diagnose", *more)
+    assert project.verdicts() == {
+        "right[toy-callable-none]": "pass",
+        "wrong[toy-callable-none]": "fail compare",
+        "broken[toy-callable-none]": "fail compare",
+    }
+    result.stdout.fnmatch_lines_random(
+        [
+            "specs/broken.yaml:*: ComparisonError",
+            "E   stage compare: specs/broken.yaml:6: comparison toy-broken on output: "
+            "it raised RuntimeError: judges nothing",
+            "E  *toy_exporter.py*line *",
+            "E   line 7 of specs/broken.yaml expects a failure at compare: a comparison that breaks is never "
+            "expected",
+            "E   *2x3*float32*FAIL off by 2.00 (by toy-near)",
+            "  the program of toy-callable * differs  output: off by 2.00",
+            "*not diagnosed: the comparison is to blame, and no step of the export*",
+        ]
+    )
+
+
+def test_comparisons_of_another_package(project, monkeypatch):
+    _comparisons(project, monkeypatch)
+    report = json.loads((project.pytester.path / "report.json").read_text())
+    rows = {case["spec"]: case.get("outputs", ()) for case in report["cases"]}
+    assert {(row["by"], row["ok"]) for row in rows["specs/right.yaml"]} == {("toy-near", True)}
+    assert {(row["by"], row["ok"]) for row in rows["specs/wrong.yaml"]} == {("toy-near", False)}
+    assert not rows["specs/broken.yaml"], "it judged nothing"
+
+
+def test_a_broken_comparison_in_a_process_of_its_own(project, monkeypatch):
+    _comparisons(project, monkeypatch, "--isolate")
+
+
+def test_comparisons_of_a_conftest(project):
+    project.pytester.makeconftest(
+        "def never(expected, got, tolerance):\n"
+        "    return ['never the same']\n"
+        "def pytest_exportcheck_comparisons(config):\n"
+        "    return {'never': never}\n"
+    )
+    project.simple("right", more="compare: {output: {by: never}}\n")
+    project.simple("typo", more="compare: {output: {by: nevr}}\n")
+    result = project.run("-k", "test_export", "--exportcheck-report=report.json")
+    assert project.verdicts() == {"right[torch-export-none]": "fail compare"}
+    result.stdout.fnmatch_lines(
+        ["*specs/typo.yaml:6:24: unknown comparison 'nevr' (did you mean 'never'?)*", "*FAIL never the same*"]
     )

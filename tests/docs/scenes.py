@@ -126,6 +126,41 @@ observe:
   calls: [{forward: {x: "float32[2, 6, 4]"}}, {forward: {x: "float32[3, 5, 4]"}}]
 matrix: {exporters: [torch-deferred], patch_modes: [none, math-sdpa]}
 """,
+        # The rules of the page, of models that answer in another length and another order once exported.
+        "specs/answers.py": """
+import torch
+class Embedding(torch.nn.Module):
+    def forward(self, x):
+        # Another answer once exported, right or wrong as `x` is.
+        scale = 2.0 if torch.compiler.is_exporting() else 1.0
+        return {"embedding": x * scale}
+class Elsewhere(torch.nn.Module):
+    def forward(self, x):
+        return {"embedding": x.flip(-1) if torch.compiler.is_exporting() else x + 0}
+class Detector(torch.nn.Module):
+    def forward(self, x):
+        x = x.flip(0) if torch.compiler.is_exporting() else x + 0
+        return {"boxes": x, "scores": x.sum(-1)}
+class Worse(torch.nn.Module):
+    def forward(self, x):
+        wrong = 0.5 if torch.compiler.is_exporting() else 0.0
+        return {"boxes": x + 0, "scores": x.sum(-1) + wrong}
+""",
+        **{
+            f"answers/{name}.yaml": f"""exportcheck: 1
+model: {{factory: "../specs/answers.py:{model}"}}
+observe:
+  calls: [{{forward: {{x: "float32[5, 4]"}}}}, {{forward: {{x: "float32[3, 4]"}}}}]
+matrix: {{exporters: [torch-export]}}
+compare: {rule}
+"""
+            for name, model, rule in (
+                ("direction", "Embedding", '{embedding: {by: "../specs/directions.py:same_direction"}}'),
+                ("elsewhere", "Elsewhere", '{embedding: {by: "../specs/directions.py:same_direction"}}'),
+                ("detector", "Detector", '{"[bs]*": {by: detections}}'),
+                ("worse", "Worse", '{"[bs]*": {by: detections}}'),
+            )
+        },
     },
     "docs/patches.md": {
         "some_package/__init__.py": "",
@@ -171,6 +206,8 @@ MORE = {
     "docs/extending.md": [
         "pytest --exportcheck specs --update-shapes --exportcheck-report report.json",
         "pytest test_budget.py",
+        "pytest --exportcheck answers --update-shapes -k dynamic_shapes",
+        "pytest --exportcheck answers -k test_export --exportcheck-report answers.json",
     ],
     "docs/patches.md": [
         "pytest --exportcheck net.yaml --update-shapes",
@@ -181,6 +218,7 @@ MORE = {
 
 #: Commands whose failure is the point of the page: how often, before they pass.
 FAILS = {
+    "docs/extending.md": {"pytest --exportcheck answers -k test_export --exportcheck-report answers.json": 1},
     "docs/quickstart.md": {
         "pytest --exportcheck model_specs/pooler.yaml": 1,
         "pytest --exportcheck model_specs/pooler.yaml --update-shapes": 1,

@@ -16,6 +16,7 @@ import yaml
 
 from pytest_exportcheck.checks.golden import parse_golden
 from pytest_exportcheck.errors import STAGES
+from pytest_exportcheck.registry import COMPARISONS, EXPORTERS, PATCH_MODES
 from pytest_exportcheck.spec import load_spec
 
 from . import scenes
@@ -233,6 +234,21 @@ def test_what_a_conftest_adds_is_used(done: Done) -> None:
     assert {case["team"] for case in cases.values()} == {"speech"}
 
 
+def test_the_comparisons_of_the_page_judge(done: Done) -> None:
+    """Both ways: what they allow passes, and what is wrong under them fails and is said."""
+    data = json.loads((done.page_folder("docs/extending.md") / "answers.json").read_text())
+    assert {Path(case["spec"]).stem: case["verdict"] for case in data["cases"]} == {
+        "direction": "pass",
+        "elsewhere": "fail compare",
+        "detector": "pass",
+        "worse": "fail compare",
+    }
+    rows = {Path(case["spec"]).stem: case["outputs"] for case in data["cases"]}
+    assert {row["by"] for row in rows["detector"] + rows["worse"]} == {"detections"}
+    assert "points elsewhere, cosine" in rows["elsewhere"][0]["reason"]
+    assert "scores differ, ordered by score" in rows["worse"][0]["reason"]
+
+
 def test_the_golden_of_the_readme_is_what_is_inferred(done: Done) -> None:
     (block,) = (each for each in BLOCKS if each.file == "model_specs/__shapes__/tiny_llama.yaml")
     written = done.page_folder("README.md") / block.file
@@ -380,6 +396,47 @@ def test_workflow(block: Block, project: Path) -> None:
     assert ran
 
 
+def test_the_recipe_with_a_baseline(project: Path) -> None:
+    """The first run has none; the next is the same; then a case is expected to fail, and a spec is gone."""
+    (block,) = (each for each in WORKFLOWS if "exportcheck-baseline.yml" in str(each.file))
+    (command,) = (each for each in workflow_commands(yaml.safe_load(block.text)) if each.startswith("pytest"))
+    command = command.replace("-n auto", "-n 0")
+
+    def run() -> tuple[int, str]:
+        result = _shell(command, project, CI="1")
+        return result.returncode, result.stdout
+
+    heading = "compared with the baseline"
+    status, said = run()
+    assert status == 0, said
+    assert heading not in said
+    baseline = project / ".exportcheck" / "baseline.json"
+    first = baseline.read_text()
+    status, said = run()
+    assert status == 0, said
+    assert heading in said
+    assert "0 worse" in said
+
+    spec = project / "model_specs" / "bert.yaml"
+    text = spec.read_text()
+    spec.write_text(
+        text.replace('build"}', 'build", kwargs: {do: {onnx-dynamo: export}}}')
+        + "expect: [{when: {exporter: onnx-dynamo}, fails: export, reason: an upgrade}]\n"
+    )
+    status, said = run()
+    assert status == 1, said
+    assert "1 xfail" in said
+    assert "pass -> xfail export" in said
+    assert json.loads(baseline.read_text())["environment"]["exit_status"] == 0, "pytest alone was content"
+
+    baseline.write_text(first)
+    spec.unlink()
+    (spec.parent / "__shapes__" / "bert.yaml").unlink()
+    status, said = run()
+    assert status == 1, said
+    assert "nobody checks it any more" in said
+
+
 def test_commands_left_out_of_workflows_are_there() -> None:
     found = [command for block in WORKFLOWS for command in workflow_commands(yaml.safe_load(block.text))]
     for begin in scenes.NOT_RUN_IN_CI:
@@ -426,8 +483,7 @@ def test_yaml(block: Block, tmp_path: Path) -> None:
 def test_toml(block: Block) -> None:
     tomllib = pytest.importorskip("tomllib")
     groups = tomllib.loads(block.text)["project"]["entry-points"]
-    ours = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
-    assert set(groups) <= set(ours)
+    assert set(groups) <= {registry.group for registry in (EXPORTERS, PATCH_MODES, COMPARISONS)}
     for group in groups.values():
         for value in group.values():
             module, name = value.split(":")

@@ -48,6 +48,9 @@ def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, ca
     project.spec("own", exporters=("torch-deferred",), matrix=", patch_modes: [torch-mine]")
     assert main(["lint", "specs"]) == 0
     assert "unknown patch mode 'torch-mine'" in capsys.readouterr().err
+    project.spec("own", more="compare: {y: {by: my-iou}}\n")
+    assert main(["lint", "specs"]) == 0
+    assert "unknown comparison 'my-iou'" in capsys.readouterr().err
     project.spec("own", matrix=", patch_modes: [transformer]")
     assert main(["lint", "specs"]) == 1
     project.spec("own", exporters=("my-very-own", "torch-exprt"))

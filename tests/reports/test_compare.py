@@ -24,6 +24,10 @@ def output(max_abs, path="logits", atol=1e-5):
     return {"path": path, "max_abs": max_abs, "atol": atol, "ok": True}
 
 
+def judged(by, ok=True, max_abs=0.0):
+    return {**output(max_abs), "by": by, "ok": ok}
+
+
 def effects(before, after):
     found = compare(report(*before), report(*after, name="after.json"))
     return [(change.kind, change.effect) for change in found.changes]
@@ -88,10 +92,13 @@ def test_an_error_counts_beyond_noise(was, now, expected):
         ("nodes", 100, 110, [("nodes", "other")]),
         ("model_bytes", 1000, 900, [("size", "other")]),
         ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 5.0}}, []),
-        ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 9.0}}, [("time", "other")]),
-        ("durations", {"export": {"cpu_s": 0.1}}, {"export": {"cpu_s": 0.9}}, []),
-        ("durations", {"export": {"cpu_s": 0.02}}, {"export": {"cpu_s": 1.6}}, []),
-        ("durations", {"export": {"cpu_s": 0.02}}, {"export": {"cpu_s": 2.6}}, [("time", "other")]),
+        ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 9.5}}, [("time", "other")]),
+        ("durations", {"export": {"cpu_s": 9.5}}, {"export": {"cpu_s": 4.0}}, [("time", "other")]),
+        # What the first case of a process pays for, which is another one in another order.
+        ("durations", {"load": {"cpu_s": 0.02}}, {"load": {"cpu_s": 2.05}}, []),
+        ("durations", {"load": {"cpu_s": 2.1}, "export": {"cpu_s": 2.8}}, {"export": {"cpu_s": 0.1}}, []),
+        ("durations", {"export": {"cpu_s": 0.02}}, {"export": {"cpu_s": 5.6}}, [("time", "other")]),
+        ("durations", {"export": {"cpu_s": 60.0}}, {"export": {"cpu_s": 70.0}}, []),
         ("shapes", {"": {"x": "float32[batch, 4]"}}, {"": {"x": "float32[2, 4]"}}, [("shapes", "other")]),
         ("shapes", {"g": {"x": "int64[2]"}}, {"g": {"y": "int64[2]"}}, [("shapes", "other")] * 2),
     ],
@@ -156,10 +163,10 @@ def test_a_case_that_is_gone_is_a_loss_if_it_passed(was, expected):
 
 def test_a_time_that_was_too_short_has_no_ratio():
     before, after = (
-        record("a", "onnx-dynamo", durations={"export": {"cpu_s": seconds}}) for seconds in (0.02, 2.6)
+        record("a", "onnx-dynamo", durations={"export": {"cpu_s": seconds}}) for seconds in (0.02, 5.6)
     )
     (change,) = compare(report(before), report(after)).changes
-    assert change.text == "time 0.0 -> 2.6 CPU s"
+    assert change.text == "time 0.0 -> 5.6 CPU s"
 
 
 def test_two_equal_runs():
@@ -305,3 +312,23 @@ def test_what_was_wrong_is_told_where_it_is_cured():
     before = record("a", "onnx-dynamo", "fail export", message="no operator\nmore")
     (change,) = compare(report(before), report(record("a", "onnx-dynamo"))).changes
     assert change.text == "fail export -> pass; it was: no operator"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "expected"),
+    [
+        (judged("f.py:own"), judged("f.py:own"), []),
+        (output(1e-6), judged("f.py:own"), [("outputs", "other")]),
+        (judged("f.py:own"), output(9e-6), [("outputs", "other")]),  # and no error that grew from nothing
+        (judged("f.py:own"), judged("f.py:other"), [("outputs", "other")]),
+        (judged("f.py:own"), judged("", ok=False), []),  # the verdict tells
+        (output(1e-6), judged("", max_abs=9e-6), [("error", "worse")]),
+    ],
+)
+def test_who_judged_an_output(was, now, expected):
+    before, after = (record("a", "onnx-dynamo", "pass", outputs=[side]) for side in (was, now))
+    assert effects([before], [after]) == expected
+    if expected == [("outputs", "other")]:
+        found = compare(report(before), report(after, name="after.json"))
+        names = [side.get("by") or "exportcheck" for side in (now, was)]
+        assert found.changes[0].text == f"logits: compared by {names[0]}, was by {names[1]}"

@@ -15,6 +15,8 @@ from pytest_exportcheck.reports.html import html_page, plots
 from .test_matrix import record
 
 EVIL = "<script>alert(1)</script>"
+#: A name as long as those of real patches and outputs.
+LONG = "onnx:torch.onnx._internal.exporter._core._prepare_exported_program_for_export"
 ATTRIBUTE = '"><img src=x onerror=alert(2)>'
 
 
@@ -44,7 +46,8 @@ CASES = [
     record("vit", "onnx-dynamo", "fail compare", stage="compare", message="1 of 2 outputs outside",
            details=["logits  FAIL"], outputs=[output("logits", 0.5, False), output("y", "nan", False)],
            durations=DURATIONS, diagnosis=DIAGNOSIS, reproduce="pytest --exportcheck vit",
-           patches={"active": 2, "called": {"patched_mask": 4}}, nodes=90),
+           patches={"active": 2, "called": {"patched_mask": 4, LONG: 1}}, nodes=90,
+           resize={"passed": ["batch=1, seq=9", "batch=2, seq=19"], "refused_by_eager": []}),
     record("vit", "torch-export", mode="hf"),
     record("bart", "torch-export", "xfail export", mode="hf", message="a bug of theirs"),
     record(EVIL, EVIL, "fail export", mode=ATTRIBUTE, message=EVIL, details=[EVIL, "$x^2$"], graph=EVIL,
@@ -60,6 +63,16 @@ def data(*cases):
 @pytest.fixture(scope="module")
 def page():
     return html_page(data(*CASES))
+
+
+def test_who_judged_an_output_stands_in_the_place_of_numbers():
+    outputs = [{**output("boxes", 0.0), "by": "f.py:own"}, output("scores"), output("labels")]
+    shown = html_page(data(record("net", "onnx-dynamo", outputs=outputs)))
+    assert re.search(
+        r'<th scope="row">boxes</th><td>2x3</td><td>float32</td><td colspan="5">by f.py:own</td>', shown
+    )
+    assert ">scores<" in str(plots.errors_by_output(outputs)), "the others have their plot"
+    assert ">boxes<" not in str(plots.errors_by_output(outputs))
 
 
 class Parsed(HTMLParser):
@@ -120,7 +133,8 @@ def test_a_case_tells_what_the_record_knows(page):
     articles = page.split("<article")
     (case,) = [text for text in articles if "vit.yaml [cpu-float32-onnx-dynamo-none] <span" in text]
     for text in (
-        "1 of 2 outputs outside\n  logits  FAIL",
+        ">1 of 2 outputs outside</pre>",
+        ">logits  FAIL</pre>",
         "conversion: %add_3 in model.mlp (model.py:7)",
         "pytest --exportcheck vit",
         '<td class="number">nan</td>',
@@ -260,7 +274,37 @@ def test_browser_a_case(opened):
 def test_browser_names_are_text(opened):
     assert EVIL in opened.locator("#matrix thead").inner_text()
     opened.click("#matrix a:has-text('FAIL export')")
-    assert EVIL in opened.locator("article:visible pre.message").inner_text()
+    assert opened.locator("article:visible pre.headline").inner_text() == EVIL
+    assert opened.locator("article:visible pre.details").inner_text() == f"{EVIL}\n$x^2$"
+
+
+def test_browser_on_a_narrow_screen(opened):
+    """Only tables, messages and plots scroll sideways, each in its own frame; no value is squeezed."""
+    opened.set_viewport_size({"width": 400, "height": 800})
+    too_wide = "each => each.scrollWidth - each.clientWidth"
+    assert opened.locator("html").evaluate(too_wide) == 0
+    opened.click("#matrix a:has-text('FAIL compare')")
+    case = opened.locator("article:visible")
+    assert LONG in case.inner_text()
+    assert case.evaluate(too_wide) == 0
+    for place in case.locator("dd > ul > li:visible").all():
+        assert place.bounding_box()["width"] > 100, place.inner_text()
+    for text in case.locator("figure svg text").all()[:5]:
+        assert text.bounding_box()["height"] > 8, text.inner_text()
+
+
+def test_browser_lines_between_rows(opened):
+    """A cell that sticks covers a part of its neighbour's line where rows end between two pixels."""
+    for row in opened.locator("#matrix tbody tr").all():
+        assert row.bounding_box()["height"] % 1 == 0, row.inner_text()
+
+
+def test_browser_legends_lie_on_nothing(opened):
+    opened.click("#matrix a:has-text('FAIL compare')")
+    for figure in opened.locator("article:visible figure svg").all():
+        boxes = [each.bounding_box() for each in figure.locator("[id*=legend]").all()[:1]]
+        axes = figure.locator("[id*=patch_2]").first.bounding_box()
+        assert all(box["y"] + box["height"] <= axes["y"] + 1 for box in boxes)
 
 
 def test_browser_keys_alone(opened):

@@ -35,12 +35,17 @@ MISTAKES = [
      ["4:32: unknown key 'abs' (known: atol, rtol)"]),
     ("extra", "tolerance: {devices: {cdua: {}}}", ["4:23: unknown key 'cdua' (did you mean 'cuda'?)"]),
     ("extra", "tolerance: {dtypes: {float: {}}}", ["4:22: unknown key 'float' (did you mean 'float64'?)"]),
-    ("extra", "compare: {logits: {}}", ["4:19: needs one of the keys where, ties"]),
+    ("extra", "compare: {logits: {}}", ["4:19: needs one of the keys where, ties, by"]),
     ("extra", "compare: {logits: {were: a}}", ["4:20: unknown key 'were' (did you mean 'where'?)"]),
     ("extra", "compare: {logits: {where: }}", ["4:27: expected text, got nothing"]),
     ("extra", "compare: {logits: {where: a, ties: b}}",
-     ["4:30: 'ties' and 'where': give exactly one of where, ties"]),
+     ["4:30: 'ties' and 'where': give exactly one of where, ties, by"]),
     ("extra", "compare: {logits: {where: a, axis: 0}}", ["4:36: must be at least 1, got 0"]),
+    ("extra", "compare: {logits: {ties: a, by: 'b.py:c'}}",
+     ["4:29: 'by' and 'ties': give exactly one of where, ties, by"]),
+    ("extra", "compare: {logits: {by: 'b.py:c', axis: 1}}",
+     ["4:34: 'axis' goes with where or ties, not with by"]),
+    ("extra", "compare: {logits: {by: }}", ["4:24: expected text, got nothing"]),
     ("extra", "compare: {ids: {ties: 3}}", ["4:23: expected text, got 3"]),
     ("extra", "compare: {ids: {ties: a, axis: last}}", ["4:32: expected an integer, got 'last'"]),
     ("extra", "resize: no", ["4:9: unknown value 'no' (known: auto, off)"]),
@@ -265,8 +270,13 @@ def test_names_are_checked_only_if_known(problems_of):
         "matrix": "matrix: {exporters: [onnx-dynamo, onx-dynamo], patch_modes: [hff]}",
         "options": "exporter_options: {torch-exprt: {}}",
         "expect": "expect: [{fails: run, reason: r, when: {exporter: [torch-exprt], patch_mode: nne}}]",
+        "compare": "compare: {a: {by: iuo}, b: {by: iou}, c: {by: 'own.py:iuo'}, d: {ties: iuo}}",
     }
-    known = {"exporters": ["onnx-dynamo", "torch-export"], "patch_modes": ["none", "hf"]}
+    known = {
+        "exporters": ["onnx-dynamo", "torch-export"],
+        "patch_modes": ["none", "hf"],
+        "comparisons": ["iou"],
+    }
     assert problems_of(**sections) == []
     assert problems_of(known=known, **sections) == [
         "a.yaml:4:35: unknown exporter 'onx-dynamo' (did you mean 'onnx-dynamo'?)",
@@ -274,6 +284,14 @@ def test_names_are_checked_only_if_known(problems_of):
         "a.yaml:5:20: unknown exporter 'torch-exprt' (did you mean 'torch-export'?)",
         "a.yaml:6:52: unknown exporter 'torch-exprt' (did you mean 'torch-export'?)",
         "a.yaml:6:78: unknown patch mode 'nne' (did you mean 'none'?)",
+        "a.yaml:7:19: unknown comparison 'iuo' (did you mean 'iou'?)",
+    ]
+
+
+def test_a_comparison_that_nobody_brings(problems_of):
+    assert problems_of(known={"comparisons": []}, extra="compare: {a: {by: iou}}") == [
+        "a.yaml:4:19: unknown comparison 'iou': no package or conftest.py brings one; "
+        "one of your own is 'file.py:callable'"
     ]
 
 

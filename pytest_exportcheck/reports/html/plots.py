@@ -49,18 +49,23 @@ _numbers = itertools.count()
 
 
 def _draw(
-    height: float, what: str, paint: Callable[[Any], None], labels: Sequence[str] = (), below: float = 0.5
+    height: float,
+    what: str,
+    paint: Callable[[Any], None],
+    labels: Sequence[str] = (),
+    below: float = 0.5,
+    above: float = 0.1,
 ) -> Markup:
     """`paint` on axes in a figure of `height` inches; `what` is said to those who do not see it.
 
-    There is room for `labels` on the left, and for `below` inches under the axes: matplotlib's own layouts
-    take ten times as long as the drawing.
+    There is room for `labels` on the left, for `below` inches under the axes and `above` over them:
+    matplotlib's own layouts take ten times as long as the drawing.
     """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, height))
         figure.patch.set_alpha(0)
         left = 0.3 + 0.075 * max([6, *map(len, map(_label, labels))])
-        margins = (left / _WIDTH, below / height, 1 - (left + 0.15) / _WIDTH, 1 - (below + 0.1) / height)
+        margins = (left / _WIDTH, below / height, 1 - (left + 0.15) / _WIDTH, 1 - (below + above) / height)
         axes = figure.add_axes(margins)
         axes.patch.set_alpha(0)
         paint(axes)
@@ -97,6 +102,15 @@ def _label(text: Any) -> str:
     return shown if len(shown) <= _LABEL else f"{shown[: _LABEL // 2 - 1]}…{shown[-_LABEL // 2 :]}"
 
 
+#: Inches over the axes for a legend: inside it would lie on what it explains.
+_LEGEND = 0.32
+
+
+def _legend(axes: Any) -> None:
+    # On the left, where a narrow screen begins to scroll.
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2, handlelength=1.2)
+
+
 def _number(value: Any) -> float | None:
     """A finite number; in a report ``nan`` and ``inf`` are strings."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
@@ -123,14 +137,16 @@ def time_by_stage(durations: Mapping[str, Mapping[str, Any]]) -> Markup | None:
         axes.set_yticks([place + 0.2 for place in range(len(stages))], stages)
         axes.invert_yaxis()
         axes.set_xlabel("seconds")
-        axes.legend()
+        _legend(axes)
 
-    return _draw(0.8 + 0.3 * len(stages), "time by stage", paint, stages)
+    return _draw(1.0 + 0.3 * len(stages), "time by stage", paint, stages, above=_LEGEND)
 
 
 def errors_by_output(outputs: Sequence[Mapping[str, Any]]) -> Markup | None:
     """Largest absolute error of each output, layer after layer, and what is allowed."""
-    found = [(output, error) for output in outputs if (error := _number(output.get("max_abs"))) is not None]
+    # Those that a user's comparison judged have no numbers.
+    judged = [output for output in outputs if not output.get("by")]
+    found = [(output, error) for output in judged if (error := _number(output.get("max_abs"))) is not None]
     if len(found) < 2 or not any(error for _, error in found):
         return None
     shown = found[:_MOST_BARS]
@@ -142,11 +158,12 @@ def errors_by_output(outputs: Sequence[Mapping[str, Any]]) -> Markup | None:
         places = [(atol, place) for place, atol in enumerate(allowed) if atol]
         if places:
             axes.plot(*zip(*places, strict=True), "|", color=_SECOND, markersize=11, label="atol")
-            axes.legend()
+            _legend(axes)
         axes.set_xscale("log")
         axes.set_xlabel("max abs error" + (f" ({dropped} more outputs not shown)" if dropped else ""))
 
-    return _draw(0.8 + 0.24 * len(shown), "error by output", paint, [output["path"] for output, _ in shown])
+    names = [output["path"] for output, _ in shown]
+    return _draw(1.0 + 0.24 * len(shown), "error by output", paint, names, above=_LEGEND)
 
 
 def errors_by_node(profile: Sequence[tuple[str, Any, Any]]) -> Markup | None:
@@ -165,10 +182,10 @@ def errors_by_node(profile: Sequence[tuple[str, Any, Any]]) -> Markup | None:
         ticks = range(0, len(known), step)
         axes.set_xticks(ticks, [_label(known[place][0]) for place in ticks], rotation=90, fontsize=7)
         axes.set_ylabel("relative error")
-        axes.legend()
+        _legend(axes)
 
     names = 0.06 * max(len(_label(name)) for name, _, _ in known)
-    return _draw(2.9 + names, "error by node", paint, below=0.2 + names)
+    return _draw(3.1 + names, "error by node", paint, below=0.2 + names, above=_LEGEND)
 
 
 def histogram(records: Sequence[Mapping[str, Any]]) -> Markup | None:
@@ -196,9 +213,9 @@ def histogram(records: Sequence[Mapping[str, Any]]) -> Markup | None:
         axes.axvline(0, color=_TEXT, linewidth=0.8, linestyle=":")
         axes.set_xlabel("log10 of max abs error / atol")
         axes.set_ylabel("outputs")
-        axes.legend()
+        _legend(axes)
 
-    return _draw(2.6, "histogram of the errors of all outputs", paint)
+    return _draw(2.8, "histogram of the errors of all outputs", paint, above=_LEGEND)
 
 
 def node_counts(counts: Sequence[tuple[str, int]]) -> Markup | None:
