@@ -8,6 +8,7 @@ import pytest
 
 from pytest_exportcheck.errors import ObserveError
 from pytest_exportcheck.pipeline import SpecRun
+from pytest_exportcheck.spec import load_spec
 
 from .helpers import make_run, verdict
 
@@ -315,3 +316,39 @@ def test_state_of_one_graph_that_another_reads(tmp_path: Path) -> None:
     stage, error, _ = verdict(run, "torch-export", graph="b")
     assert stage == "observe"
     assert "call 1 (b) depends on the calls before it" in str(error)
+
+
+def rope(tmp_path: Path, *lengths: int) -> SpecRun:
+    """A llama whose rotary frequencies grow with the longest sequence seen."""
+    calls = "\n".join(f'    - forward: {{input_ids: "int64[2, {n}] < 64"}}' for n in lengths)
+    (tmp_path / "rope.yaml").write_text(
+        f"""exportcheck: 1
+model:
+  type: llama
+  config:
+    hidden_size: 32
+    intermediate_size: 48
+    num_hidden_layers: 1
+    num_attention_heads: 2
+    num_key_value_heads: 2
+    vocab_size: 64
+    max_position_embeddings: 16
+    initializer_range: 0.3
+    rope_parameters: {{rope_type: dynamic, rope_theta: 10000.0, factor: 2.0}}
+observe:
+  calls:
+{calls}
+""",
+        encoding="utf-8",
+    )
+    return SpecRun(load_spec(tmp_path / "rope.yaml", tmp_path))
+
+
+def test_frequencies_that_every_call_makes_for_its_own_length(tmp_path: Path) -> None:
+    graph = rope(tmp_path, 5, 20, 30).observe("cpu", "float32").graph(None)
+    assert graph.shapes.warnings == []
+
+
+def test_frequencies_of_a_longer_sequence_before(tmp_path: Path) -> None:
+    with pytest.raises(ObserveError, match=r"answer to call 1 depends on the calls before it.*inv_freq"):
+        rope(tmp_path, 30, 20).observe("cpu", "float32")
