@@ -180,15 +180,17 @@ class _FreshModels(contextlib.ExitStack):
         self.enter_context(self._watch.code_as_it_was())
         try:
             fresh = self.enter_context(self._build())
-            module = fresh.get_submodule(self._path)
+            target = replace(self._target, module=fresh.get_submodule(self._path))
+            if {id(part) for part in fresh.modules()} & {id(part) for part in model.modules()}:
+                raise _CannotTell("what builds the model returns the same one again")
+            _give_weights(fresh, weights)
+            return target, StateWatch(fresh)
+        except _CannotTell:
+            raise
         except Exception as error:
             raise _CannotTell(
                 f"the model cannot be built again: {type(error).__name__}: {_first_line(error)}"
             ) from error
-        if {id(part) for part in fresh.modules()} & {id(part) for part in model.modules()}:
-            raise _CannotTell("what builds the model returns the same one again")
-        _give_weights(fresh, weights)
-        return replace(self._target, module=module), StateWatch(fresh)
 
 
 def _give_weights(fresh: torch.nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..pytrees.cloning import is_wrapper
 from .state import OWN_ATTRIBUTES, Held, differences, tensors_of, text_of, version_of
 
 __all__ = ["StateWatch"]
@@ -46,7 +47,7 @@ _LruCache = functools._lru_cache_wrapper
 
 def _tensor_key(tensor: torch.Tensor) -> Any:
     facts = (tuple(tensor.shape), tensor.dtype, tensor.device)
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+    if is_wrapper(tensor) or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return (*facts, id(tensor), version_of(tensor))
     # `.data` moves no version counter, and a new tensor may be where an old one was.
     flat = tensor.detach()
@@ -54,7 +55,7 @@ def _tensor_key(tensor: torch.Tensor) -> Any:
         room = max(1, _LOOKED_AT * size // max(1, flat.numel()))
         if flat.numel() > _LOOKED_AT and size > room:
             flat = flat.index_select(axis, torch.arange(0, size, -(-size // room), device=flat.device))
-    looked = flat.reshape(-1).cpu().contiguous()
+    looked = flat.reshape(-1).cpu().contiguous().resolve_conj().resolve_neg()
     looked = torch.view_as_real(looked) if looked.is_complex() else looked
     value = zlib.crc32(looked.reshape(-1).view(torch.uint8).numpy().data) if looked.numel() else 0
     small = tensor.numel() <= _LOOKED_AT
@@ -75,7 +76,7 @@ def _key(value: Any, depth: int = _DEPTH) -> Any:
         return value.shape, str(value.dtype), zlib.crc32(value.tobytes())
     if not depth or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
         return id(value)
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and (type(value) in _COPIED or not _is_library(type(value).__module__)):
         return type(value), tuple((_key(key, 1), _key(item, depth - 1)) for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         return type(value), tuple(_key(item, depth - 1) for item in value)
@@ -84,8 +85,23 @@ def _key(value: Any, depth: int = _DEPTH) -> Any:
     return id(value)
 
 
+def _is_library(module: object) -> bool:
+    return str(module or "").partition(".")[0] in _LIBRARIES
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether all that an object holds is in its dict, and its class is no library's."""
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and not any("__new__" in vars(cls) for cls in kind.__mro__[:-1])
+        and not _is_library(kind.__module__)
+        and not isinstance(value, torch.nn.Module)
+    )
+
+
 def _copy(value: Any) -> Any:
-    """A container that later additions do not reach."""
+    """A container or plain object that later additions do not reach."""
     if isinstance(value, collections.defaultdict):
         return collections.defaultdict(value.default_factory, {k: _copy(v) for k, v in value.items()})
     if type(value) in (dict, collections.OrderedDict):
@@ -94,15 +110,24 @@ def _copy(value: Any) -> Any:
         return [_copy(item) for item in value]
     if type(value) is collections.deque:
         return collections.deque((_copy(item) for item in value), value.maxlen)
-    return set(value) if type(value) is set else value
+    if type(value) is set:
+        return set(value)
+    if _is_plain_object(value):
+        twin = object.__new__(type(value))
+        vars(twin).update((name, _copy(item)) for name, item in vars(value).items())
+        return twin
+    return value
 
 
 def _is_state(value: Any) -> bool:
     """Whether a global or an attribute of a class is data, not code."""
     return (
         value is None
-        or isinstance(value, (torch.Tensor, torch.Generator, *_PLAIN, *_COPIED, tuple, _LruCache))
+        or isinstance(value, (torch.Tensor, torch.Generator, *_PLAIN, _LruCache))
+        # Of these alone: a mapping of transformers imports what it is asked for.
+        or type(value) in (*_COPIED, tuple)
         or type(value).__module__ == "numpy"
+        or _is_plain_object(value)
     )
 
 
@@ -132,10 +157,6 @@ def _counts(name: str, value: Any) -> bool:
     return not (name.startswith("__") and name.endswith("__")) and _is_state(value)
 
 
-def _is_library(names: Mapping[str, Any]) -> bool:
-    return str(names.get("__name__", "")).partition(".")[0] in _LIBRARIES
-
-
 def _functions(cls: type) -> Iterator[types.FunctionType]:
     for value in vars(cls).values():
         for part in (value, getattr(value, "func", None), getattr(value, "fget", None)):
@@ -149,7 +170,7 @@ def _places(module: torch.nn.Module) -> dict[Any, _Place]:
     found: dict[Any, _Place] = {}
     functions: list[types.FunctionType] = []
     for cls in dict.fromkeys(cls for part in module.modules() for cls in type(part).__mro__):
-        own = [function for function in _functions(cls) if not _is_library(function.__globals__)]
+        own = [function for function in _functions(cls) if not _is_library(function.__module__)]
         functions += own
         if own:
             bind, drop = functools.partial(setattr, cls), functools.partial(delattr, cls)
@@ -174,7 +195,7 @@ def _places(module: torch.nn.Module) -> dict[Any, _Place]:
                 value
                 for value in called
                 if isinstance(value, types.FunctionType)
-                and not _is_library(value.__globals__)
+                and not _is_library(value.__module__)
                 and not str(value.__globals__.get("__file__", "")).startswith(_INSTALLED)
             ]
     return found
@@ -206,8 +227,8 @@ class StateWatch:
 
     A right model costs a walk over its attributes and a look at a few thousand elements of each weight.
 
-    What is not seen: state inside objects of other classes than containers that a global holds, in modules of
-    a plain list, and in files of which the code of the model uses no function.
+    What is not seen: state of objects that a global holds and that have more than a dict, in modules of a
+    plain list, and in files of which the code of the model uses no function.
 
     Parameters
     ----------

@@ -153,6 +153,11 @@ GUILTY: dict[str, tuple[str, str, str]] = {
         "CACHE = {}",
         "global `CACHE` of net.py changed from {} to {4: tensor(",
     ),
+    "global-object": (
+        forward(*(line.format("STATE.first") for line in FIRST)),
+        "class State:\n    first = None\n\n\nSTATE = State()",
+        "global `STATE` of net.py changed",
+    ),
     "class-attribute": (
         "first = None\n\n" + forward(*(line.format("type(self).first") for line in FIRST)),
         "",
