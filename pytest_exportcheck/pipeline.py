@@ -318,7 +318,9 @@ def _run_case(
             record["warnings"].append(f"comparisons of sizes cannot be read: there is no {watch.missing}")
         comparisons = watch.comparisons(graph.shapes)
         try:
-            check_other_sizes(spec, graph, session, tolerances, record, comparisons, captured)
+            check_other_sizes(
+                spec, graph, session, tolerances, record, comparisons, captured, watch.comparisons
+            )
         finally:
             # Eager may keep what it saw (a table of positions that grew): the next case gets a new model.
             if _changed(observation, graph, state, tolerances):

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from .checks.carried import Build, check_carried_state
 from .checks.eager import check_eager
 from .checks.golden import GoldenError, GoldenGraph, compare_goldens, parse_golden, render_golden
+from .checks.held import StateWatch
 from .checks.numbers import tolerances_of
 from .checks.sizes import refuse_unknown_sizes
 from .errors import (
@@ -37,12 +39,24 @@ class CheckedObservation(Observation):
             raise self.broken(f"{path} is not written: it would lack a graph")
         return render_golden(self.golden_graphs(), path, self.spec.relative)
 
-    def check(self, graph: GraphObservation) -> None:
-        """Note a graph as broken where eager disagrees with itself, or the spec asks for sizes it has not."""
+    def check(self, graph: GraphObservation, watch: StateWatch, build: Build) -> None:
+        """Note a graph as broken where eager disagrees with itself, or the spec asks for sizes it has not.
+
+        Parameters
+        ----------
+        watch:
+            What the model held before its first call.
+        build:
+            Makes the model once more, see `check_carried_state`.
+        """
         device = torch.device(self.device).type
         try:
             refuse_unknown_sizes(self.spec, graph)
-            check_eager(graph, tolerances_of(self.spec, device, self.dtype))
+            tolerances = tolerances_of(self.spec, device, self.dtype)
+            check_eager(graph, tolerances)
+            same = [other for other in self.graphs.values() if other.target is graph.target]
+            before = sorted((call for other in same for call in other.calls), key=lambda call: call.index)
+            check_carried_state(graph, before, watch, build, tolerances, self.spec.model.seed)
         except ObserveError as error:
             self.fail(graph.name, error)
 

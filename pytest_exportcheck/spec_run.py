@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
 
 from .cases import CaseId
+from .checks.held import StateWatch
 from .checks.numbers import refuse_unused_rules
 from .checks.state import differences, model_state
 from .errors import (
@@ -60,12 +62,16 @@ class SpecRun:
         self.share = share
         self.modes: dict[str, PatchMode] = {}
         self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
+        self._watches: dict[tuple[str, str], StateWatch] = {}
+        self._first_watch: StateWatch | None = None
         self._observations: dict[tuple[str, str, str], CheckedObservation | ExportCheckError] = {}
         self._prepared: dict[tuple[str | None, ...], PatchMode | ExportCheckError] = {}
 
     def close(self) -> None:
         """Free the models and what was recorded."""
         self._models.clear()
+        self._watches.clear()
+        self._first_watch = None
         self._observations.clear()
         self._prepared.clear()
         gc.collect()
@@ -73,6 +79,7 @@ class SpecRun:
     def forget(self, device: str, dtype: str) -> None:
         """Build the model and observe it again for the next case: this one was changed."""
         self._models.pop((device, dtype), None)
+        self._watches.pop((device, dtype), None)
         for key in [key for key in self._observations if key[:2] == (device, dtype)]:
             del self._observations[key]
         for made in [key for key in self._prepared if key[:2] == (device, dtype)]:
@@ -102,7 +109,9 @@ class SpecRun:
         key = (device, dtype)
         if key not in self._models:
             try:
-                self._models[key] = build_model(self.spec, _device_index(device), dtype)
+                self._models[key] = made = build_model(self.spec, _device_index(device), dtype)
+                self._watches[key] = StateWatch(made, self._first_watch)
+                self._first_watch = self._first_watch or self._watches[key]
             except ExportCheckError as error:
                 self._models[key] = error
             except (Exception, SystemExit) as error:
@@ -168,12 +177,20 @@ class SpecRun:
 
     def _observe(self, model: torch.nn.Module, device: str, dtype: str, mode: str) -> CheckedObservation:
         where = _device_index(device)
+        watch = self._watches[device, dtype]
+
+        @contextlib.contextmanager
+        def build() -> Iterator[torch.nn.Module]:
+            fresh = build_model(self.spec, where, dtype)
+            with self.mode(mode).apply(fresh, "eager"):
+                yield fresh
+
         with register_flattening_functions(None), self.mode(mode).apply(model, "eager"):
             plans = build_calls(self.spec, where, dtype)
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
             for graph in list(checked.graphs.values()):
-                checked.check(graph)
+                checked.check(graph, watch, build)
             if not checked.failures:
                 # A rule may be about the outputs of a broken graph.
                 refuse_unused_rules(self.spec, list(checked.graphs.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,9 @@ import torch
 from ..errors import ComparisonError, ExportCheckError, ObserveError, ResizeError
 from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
+from ..observe.relations import broken_example, broken_sizes, relation_note, without
 from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
+from ..observe.shapes import GraphShapes, ThinRelation
 from ..pytrees import clone_tree, flatten_with_paths
 from ..runtimes.base import Session
 from ..spec import ModelSpec
@@ -79,6 +81,7 @@ def check_other_sizes(
     record: dict[str, Any],
     comparisons: Sequence[Comparison] = (),
     captured: CapturedProgram | None = None,
+    watched: Callable[[GraphShapes], Sequence[Comparison]] | None = None,
 ) -> None:
     """Run the program and eager on sizes that no call had; sizes that eager refuses are listed, not judged.
 
@@ -88,13 +91,16 @@ def check_other_sizes(
         What the capture decided by the sizes of its example: sizes on the other side are tried too.
     captured:
         The program before its conversion, to tell which of the two is wrong.
+    watched:
+        Gives the comparisons in the symbols of other shapes: of those without a relation that may be chance.
 
     Compared are outputs and, of a program that can write to its inputs, what eager or the program writes to.
 
     Raises
     ------
     ResizeError
-        The program fails, or differs from eager, at the first such size.
+        The program fails, or differs from eager, at the first such size; or it differs where a relation that
+        rests on two calls does not hold. (Where eager or the program refuses that, it is listed.)
     ComparisonError
         A comparison of the user's own judges nothing.
     """
@@ -106,6 +112,7 @@ def check_other_sizes(
     noted: dict[str, Any] = {
         "passed": passed,
         "refused_by_eager": refused,
+        "relations": [],
         "thresholds": [_sizes_text(sizes) for sizes in thresholds.sizes],
         "not_tried": thresholds.not_tried,
     }
@@ -121,8 +128,7 @@ def check_other_sizes(
             expected, by_eager = _eager(graph, arguments)
         except Exception as error:
             # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
-            lines = str(error).strip().splitlines() or ["no message"]
-            refused.append(f"{text}: {type(error).__name__}: {lines[0]}")
+            refused.append(f"{text}: {_first_line(error)}")
             continue
         noted["failed"] = text
         try:
@@ -144,9 +150,70 @@ def check_other_sizes(
             raise
         del noted["failed"]
         passed.append(text)
+    if not isinstance(spec.resize, Mapping):
+        for relation in graph.shapes.thin:
+            found = () if watched is None else watched(without(graph.shapes, relation))
+            _break(spec, graph, session, tolerances, relation, found, record)
     if isinstance(spec.resize, Mapping) and not passed:
         # Sizes that a person wrote down and nothing was checked at: a mistake in the spec, no pass.
         raise ResizeError("eager refuses every size that resize lists: nothing was checked", details=refused)
+
+
+def _break(
+    spec: ModelSpec,
+    graph: GraphObservation,
+    session: Session,
+    tolerances: Tolerances,
+    relation: ThinRelation,
+    comparisons: Sequence[Comparison],
+    record: dict[str, Any],
+) -> None:
+    """Sizes at which `relation` does not hold.
+
+    A program that refuses them says so to whoever has such inputs: only other numbers are a failure.
+    """
+    noted = record["resize"]
+    shapes, example = without(graph.shapes, relation), broken_example(relation, graph.example)
+    wanted = broken_sizes(relation, graph.example)
+    known = [sizes for sizes in shapes.sizes.values() if sizes.keys() == example.sizes.keys()]
+    about = [comparison for comparison in comparisons if relation.symbol in comparison.names]
+    wanted += find_thresholds(about, shapes, example, [*known, *wanted]).sizes
+    for sizes in wanted:
+        # 1 is broadcast; and what keeps to the relation was tried before.
+        if sizes[relation.symbol] in (0, 1, relation.dim.evaluate(sizes)):
+            continue
+        text = f"{_sizes_text(sizes)} ({relation.symbol} is not {relation.dim})"
+        arguments = resize_arguments(graph.example.arguments, shapes, sizes, graph.calls)
+        try:
+            expected, by_eager = _eager(graph, arguments)
+        except Exception as error:
+            noted["relations"].append(f"{text}: eager refuses: {_first_line(error)}")
+            continue
+        try:
+            ran = _run(session, arguments, "them", ResizeError)
+        except ResizeError as error:
+            noted["relations"].append(f"{text}: {error.message}")
+            continue
+        noted["failed"] = text
+        both = add_writes(session, expected, ran, arguments, by_eager)
+        eager = MovedEager(graph.target, functools.partial(dict, arguments))
+        try:
+            results = _judge(spec, session, tolerances, arguments, *both, text, eager)
+        except ResizeError as error:
+            decided = decided_otherwise(about, example.sizes, sizes)
+            error.details += [
+                *(f"decided where it holds, and otherwise here: {comparison}" for comparison in decided[:5]),
+                relation_note(relation),
+            ]
+            raise
+        note_rounding(record, results, f"sizes {text}")
+        del noted["failed"]
+        noted["relations"].append(f"{text}: agrees")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _judge(

@@ -10,20 +10,23 @@ from typing import Any
 import torch
 
 __all__ = [
+    "OWN_ATTRIBUTES",
     "Held",
     "differences",
     "model_state",
     "replaced_or_written",
     "tensor_key",
     "tensors_of",
+    "text_of",
     "training_modules",
+    "version_of",
 ]
 
 #: Tensors of at most so many elements are shown by value.
 _SHOWN = 4
 
 #: Attributes of `torch.nn.Module` itself: they are read in their own way, or say nothing about numbers.
-_OWN = frozenset(vars(torch.nn.Module())) | {"forward"}
+OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module())) | {"forward"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"buffer `{name}`", buffer
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
+    """Version counter; -1 for a tensor of inference mode, which has none."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -53,7 +57,7 @@ def replaced_or_written(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor
     The tensors are kept alive, so that a new one at the address of an old one is not taken for it. Writes
     through ``.data`` are not counted by torch.
     """
-    return {label: (tensor, _version(tensor)) for label, tensor in tensors_of(module)}
+    return {label: (tensor, version_of(tensor)) for label, tensor in tensors_of(module)}
 
 
 def training_modules(module: torch.nn.Module) -> list[str]:
@@ -106,7 +110,8 @@ def _flat(tensor: torch.Tensor) -> list[Any]:
     return values
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """What is held, short: small tensors by value."""
     return _tensor_text(value) if isinstance(value, torch.Tensor) else f"{value!r:.60}"
 
 
@@ -123,9 +128,9 @@ def model_state(module: torch.nn.Module, attributes: bool = True) -> dict[str, H
         name = f"`{path}`" if path else "the model"
         held[f"mode of {name}"] = Held(part.training, "train" if part.training else "eval")
         for key, value in vars(part).items() if attributes else ():
-            if key not in _OWN:
+            if key not in OWN_ATTRIBUTES:
                 dotted = f"{path}.{key}" if path else key
-                held[f"attribute `{dotted}`"] = Held(_key(value), _text(value))
+                held[f"attribute `{dotted}`"] = Held(_key(value), text_of(value))
     return held
 
 

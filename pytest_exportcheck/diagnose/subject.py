@@ -43,6 +43,7 @@ from ..observe import (
     resize_arguments,
     sizes_from_spec,
 )
+from ..observe.relations import broken_sizes, without
 from ..observe.resize import ExportExample
 from ..observe.targets import Target, target_text
 from ..patches.base import PatchMode
@@ -260,10 +261,12 @@ class Subject:
             if listed
             else other_sizes(self.shapes, self.example, self.calls)
         )
-        for sizes in wanted:
+        free = [] if listed else [(without(self.shapes, thin), thin) for thin in self.shapes.thin]
+        broken = [(shapes, sizes) for shapes, thin in free for sizes in broken_sizes(thin, self.example)]
+        for shapes, sizes in [*((self.shapes, sizes) for sizes in wanted), *broken]:
             text = ", ".join(f"{name}={size}" for name, size in sizes.items())
             try:
-                arguments = resize_arguments(self.example.arguments, self.shapes, sizes, self.calls)
+                arguments = resize_arguments(self.example.arguments, shapes, sizes, self.calls)
                 expected = flatten_with_paths(clone_tree(self.target.eager(arguments)))
             except Exception:  # eager's own limits, whatever it raises
                 continue

@@ -20,6 +20,7 @@ from .groups import CallGroup, groups_as_yaml, propose_groups, serve
 from .infer import GraphShapes
 from .observer import InputObserver, ObserverWarning, RecordedCall, is_pretrained
 from .records import with_defaults
+from .relations import refused_by_eager, relation_note
 from .resize import ExportExample, choose_example
 from .signature import CallSignature
 from .targets import Target, find_module, target_text
@@ -326,9 +327,6 @@ def _graph(
         unserved.groups = propose_groups(recorded.all, signature.defaults, serves, observed.value_if_missing)
         raise unserved from error
     name = observed.graph_name(group)
-    for warning in shapes.warnings:
-        where = f"{spec.relative}" + (f" ({name})" if name else "")
-        warnings.warn(f"{where}: {warning}", ObserverWarning, stacklevel=3)
     calls = recorded.calls
     if not calls:
         raise ObserveError(
@@ -336,6 +334,15 @@ def _graph(
             f"which is {observed.store_n_calls}"
         )
     example = choose_example(calls, shapes, target.accepts, _preferred(spec, observed, group, calls))
+    shapes.thin = [
+        relation
+        for relation in shapes.thin
+        if not refused_by_eager(relation, shapes, example, calls, target.accepts)
+    ]
+    shapes.warnings += [relation_note(relation) for relation in shapes.thin]
+    for warning in shapes.warnings:
+        where = f"{spec.relative}" + (f" ({name})" if name else "")
+        warnings.warn(f"{where}: {warning}", ObserverWarning, stacklevel=3)
     return GraphObservation(name, target, calls, shapes, example, seen=recorded.all)
 
 

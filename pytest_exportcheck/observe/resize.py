@@ -31,6 +31,10 @@ __all__ = [
 _SAFE_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
+#: Images and frames come in multiples of a patch or a stride.
+_ON_A_GRID = ("height", "width", "frames")
+
+
 class NotResizable(ObserveError):
     """A leaf that no other size can be made of."""
 
@@ -263,7 +267,7 @@ def other_sizes(
     for name in shapes.symbols:
         sizes = observed[name] or {example.sizes[name]}
         top = max(sizes | {example.sizes[name]})
-        if name in ("height", "width", "frames"):
+        if name in _ON_A_GRID:
             step = gcd(*sizes)
             candidates = [step, top + step]
         elif name == "batch" or name.endswith("_batch"):
@@ -284,9 +288,26 @@ def other_sizes(
                 for name, candidates in variants.items()
             }
         )
+    found += _within_relations(shapes, example)
     unique = {tuple(sorted(sizes.items())): sizes for sizes in found}
     shown = {tuple(sorted(sizes.items())) for sizes in seen}
     return [sizes for key, sizes in unique.items() if key not in shown and is_possible(shapes, sizes)]
+
+
+def _within_relations(shapes: GraphShapes, example: ExportExample) -> list[dict[str, int]]:
+    """For each sum of two symbols: both of one size, and their sizes exchanged."""
+    found = []
+    sums = {dim for leaf in shapes.tensors() for dim in leaf.dynamic.values() if len(dim.terms) == 2}
+    for first, second in sorted(dim.names for dim in sums):
+        if {first, second} & {*_ON_A_GRID}:
+            continue
+        a, b = example.sizes[first], example.sizes[second]
+        found += [
+            {**example.sizes, **pair}
+            for pair in ({first: max(a, b), second: max(a, b)}, {first: b, second: a})
+            if all(size <= shapes.limits.get(name, size) for name, size in pair.items())
+        ]
+    return found
 
 
 def is_possible(shapes: GraphShapes, sizes: Mapping[str, int]) -> bool:

@@ -17,7 +17,7 @@ from ..pytrees.caches import is_cache
 from ..pytrees.cloning import blank
 from .records import RecordedCall
 
-__all__ = ["ConstantLeaf", "GraphShapes", "TensorLeaf", "ValueIfMissing"]
+__all__ = ["ConstantLeaf", "GraphShapes", "TensorLeaf", "ThinRelation", "ValueIfMissing"]
 
 #: Given an argument name and the sizes of the symbols in a call (``None``: not known yet), the value that
 #: stands in for the argument where it is missing, or ``None`` if there is none.
@@ -52,6 +52,31 @@ class ConstantLeaf:
         return "none" if self.value is None else f"{type(self.value).__name__} = {self.value!r}"
 
 
+@dataclass(frozen=True)
+class ThinRelation:
+    """A sum of sizes that was seen in two different calls and no more.
+
+    Attributes
+    ----------
+    dim:
+        ``a + b``.
+    symbol:
+        What its axes are called without it.
+    axes:
+        (path, axis) of each.
+    seen:
+        ``(5, 2, 3)``: the size and its terms, of each different call.
+    sizes:
+        Size of the axes by call index.
+    """
+
+    dim: DimExpr
+    symbol: str
+    axes: tuple[tuple[str, int], ...]
+    seen: tuple[tuple[int, ...], ...]
+    sizes: Mapping[int, int]
+
+
 @dataclass
 class GraphShapes:
     """Shapes that one graph must accept.
@@ -67,6 +92,8 @@ class GraphShapes:
         For each call (by its index) the size of each symbol that is known there.
     limits:
         Largest valid size of a symbol (a sliding-window cache holds window - 1 positions).
+    thin:
+        Relations between sizes that may be chance.
     warnings:
         What a person should know: axes that never varied, a single call, ...
     """
@@ -76,6 +103,7 @@ class GraphShapes:
     sizes: dict[int, dict[str, int]]
     limits: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    thin: list[ThinRelation] = field(default_factory=list)
     value_if_missing: ValueIfMissing = field(default=lambda name, sizes: None, repr=False)
     template: dict[str, Any] = field(default_factory=dict, repr=False)
 

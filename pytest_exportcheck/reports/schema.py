@@ -88,6 +88,9 @@ class Resize(_Open):
 
     passed: Annotated[list[str], Field(description="Sizes at which the program agrees with eager.")] = []
     refused_by_eager: Annotated[list[str], Field(description="Sizes that eager refuses, and how.")] = []
+    relations: Annotated[
+        list[str], Field(description="Sizes at which a relation that rests on two calls does not hold.")
+    ] = []
     thresholds: Annotated[list[str], Field(description="Sizes due to a comparison in the model.")] = []
     not_tried: Annotated[Any, Field(description="Comparisons for which no size was found.")] = None
     failed: Annotated[str, Field(description="The size at which it failed.")] = ""
