@@ -22,6 +22,7 @@ from .exporters.base import (
     dynamic_arguments,
     flat_forward,
 )
+from .exporters.leftovers import release_leftovers
 from .exporters.rnn import fresh_dispatch
 from .foreign_errors import refusal
 from .observe.observation import GraphObservation, last_lines, observe
@@ -68,6 +69,7 @@ class SpecRun:
         self._models.clear()
         self._observations.clear()
         self._prepared.clear()
+        release_leftovers()
         gc.collect()
 
     def forget(self, device: str, dtype: str) -> None:
