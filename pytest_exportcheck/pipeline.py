@@ -6,7 +6,6 @@ The rooms do the work; here they are put in a row, and what they raise is given 
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -206,18 +205,6 @@ def run_case(
         _run_case(run, case, stages, record, probe)
     finally:
         stages.stop()
-        record["peak_rss_mb"] = _peak_rss_mb()
-
-
-def _peak_rss_mb() -> float | None:
-    """Largest resident size of this process so far, in MiB; ``None`` where the system does not tell."""
-    try:
-        import resource
-    except ImportError:
-        return None
-    # Kilobytes on Linux, bytes on macOS.
-    unit = 1024 * 1024 if sys.platform == "darwin" else 1024
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
 
 
 def _run_case(

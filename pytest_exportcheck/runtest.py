@@ -22,6 +22,7 @@ from .errors import (
 from .expectations import Expectation, expectation_for
 from .explain import Explanation, explain
 from .failures import error_lines, representation, reproduce_command, reproduce_line, update_line
+from .memory import release_failure
 from .plugin import session_of
 from .reports.artifacts import keep_artifacts
 from .reports.record import DEVICE_NAME, case_record, plain_text, to_plain
@@ -110,6 +111,13 @@ class CaseRunner:
     def pytest_runtest_call(self, item: pytest.Item) -> None:
         if _RUNNING in item.stash:
             _quiet_torch_trace()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
+        # After the report and the debugger, before the fixtures end that free the model. What is left of the
+        # last test is for `pdb.pm`.
+        if _RUNNING in item.stash and nextitem is not None:
+            release_failure()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(

@@ -24,6 +24,7 @@ from .exporters.base import (
     dynamic_arguments,
     flat_forward,
 )
+from .exporters.leftovers import release_leftovers
 from .exporters.rnn import fresh_dispatch
 from .foreign_errors import refusal
 from .observe.observation import GraphObservation, last_lines, observe
@@ -74,6 +75,7 @@ class SpecRun:
         self._first_watch = None
         self._observations.clear()
         self._prepared.clear()
+        release_leftovers()
         gc.collect()
 
     def forget(self, device: str, dtype: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ..errors import ExportCheckError, ObserveError, ShapesError, error_class
+from ..memory import StagePeaks
 from .messages import Work
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ __all__ = ["foreign_exits", "perform", "perform_afresh"]
 def perform(
     work: Work, run: Callable[[], SpecRun], enter: Callable[[str], None], record: dict[str, Any]
 ) -> None:
-    """Do `work` with the models and observations of `run`.
+    """Do `work` with the models and observations of `run`; the record gets the memory of each stage.
 
     Raises
     ------
@@ -30,32 +31,43 @@ def perform(
         The subclass of the stage that failed.
     """
     stage = "load"
+    peaks = StagePeaks(record)
 
     def entered(name: str) -> None:
         nonlocal stage
         stage = name
+        peaks.enter(name)
         enter(name)
 
     entered("load")
-    with foreign_exits(lambda: stage):
-        from ..pipeline import check_shapes, facts_of, run_case
+    try:
+        with foreign_exits(lambda: stage):
+            _perform(work, run, entered, record)
+    finally:
+        peaks.stop()
 
-        if work.case.exporter is not None:
-            run_case(run(), work.case, entered, record)
-            return
-        observation = run().observe(work.case.device, work.case.dtype, enter=entered)
-        entered("shapes")
-        record.update(facts_of(observation, work.golden))
-        record["golden_exists"] = work.golden is not None
+
+def _perform(
+    work: Work, run: Callable[[], SpecRun], enter: Callable[[str], None], record: dict[str, Any]
+) -> None:
+    from ..pipeline import check_shapes, facts_of, run_case
+
+    if work.case.exporter is not None:
+        run_case(run(), work.case, enter, record)
+        return
+    observation = run().observe(work.case.device, work.case.dtype, enter=enter)
+    enter("shapes")
+    record.update(facts_of(observation, work.golden))
+    record["golden_exists"] = work.golden is not None
+    try:
+        check_shapes(observation, work.golden, work.golden_name)
+    except ShapesError:
         try:
-            check_shapes(observation, work.golden, work.golden_name)
-        except ShapesError:
-            try:
-                record["proposed_golden"] = observation.golden_text(work.golden_name)
-            except ObserveError as broken:
-                # The difference is the verdict; why no golden can be written is for those who want one.
-                record["golden_refused"] = {"message": broken.message, "details": broken.details}
-            raise
+            record["proposed_golden"] = observation.golden_text(work.golden_name)
+        except ObserveError as broken:
+            # The difference is the verdict; why no golden can be written is for those who want one.
+            record["golden_refused"] = {"message": broken.message, "details": broken.details}
+        raise
 
 
 def perform_afresh(work: Work, enter: Callable[[str], None], record: dict[str, Any]) -> None:

@@ -220,6 +220,13 @@ class Record(_Open):
         float | None,
         Field(description="Largest resident size of the process so far, MiB."),
     ] = None
+    peak_rss_by_stage_mb: Annotated[
+        dict[Stage, float] | None,
+        Field(
+            description="Stage -> largest resident size of the process during it, MiB; "
+            "null where the system does not tell (Linux does)."
+        ),
+    ] = None
 
 
 class Environment(_Open):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import shutil
 import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,8 +39,12 @@ _TORCH = {
 }
 _ONNX = {dtype: code for code, dtype in _TORCH.items()}
 
-#: Protobuf refuses messages of 2 GiB; weights beyond this go to a file of their own.
-_INLINE_LIMIT = 1_500_000_000
+#: Weights beyond this go to a file of their own, from which the session reads them. As one message they would
+#: be in memory several times: as protobuf, serialized, once more while that is made, and in the session.
+_INLINE_LIMIT = 16 * 1024 * 1024
+
+#: Protobuf refuses messages of 2 GiB.
+_MESSAGE_LIMIT = 1_500_000_000
 
 
 def provider_for(device: str) -> str:
@@ -93,37 +100,63 @@ def _load_graph(path: Any) -> Any:
     return onnx.load(path, load_external_data=False)
 
 
-def _size_of(model: Any) -> int:
+def _weights_of(program: Any) -> int:
+    """Bytes of the initializers."""
+    import onnx
+
+    if isinstance(program, onnx.ModelProto):
+        return sum(map(_tensor_bytes, program.graph.initializer))
     return sum(
         int(value.const_value.nbytes)
-        for value in model.graph.initializers.values()
+        for value in program.graph.initializers.values()
         if value.const_value is not None
     )
 
 
-def _serialize(program: Any, folder: Path) -> bytes | str:
-    """Bytes, or the path of a file whose weights lie beside it, for `onnxruntime.InferenceSession`."""
+def _tensor_bytes(tensor: Any) -> int:
+    """Bytes of a ``TensorProto``, wherever its values lie."""
+    import onnx
+
+    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        return int(tensor.ByteSize())
+    length = next((int(entry.value) for entry in tensor.external_data if entry.key == "length"), None)
+    if length is None:
+        length = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return length
+
+
+def _serialize(program: Any, folder: Callable[[], Path]) -> tuple[bytes | str, dict[str, Any]]:
+    """What `onnxruntime.InferenceSession` loads, and what the record says about it.
+
+    Bytes, or the path of a file in `folder`, which is made when it is needed, with the weights beside it.
+    """
     import onnx
     import onnx_ir
 
     if isinstance(program, bytes):
-        return program
+        return program, _describe(onnx.load_from_string(program))
     if isinstance(program, (str, os.PathLike)):
-        return os.fspath(program)
-    if isinstance(program, onnx.ModelProto):
-        if program.ByteSize() < _INLINE_LIMIT:
-            data: bytes = program.SerializeToString()
-            return data
-        path = folder / "model.onnx"
-        onnx.save(program, str(path), save_as_external_data=True, location="model.onnx.data")
-        return str(path)
+        path = os.fspath(program)
+        return path, _describe(_load_graph(path))
     model = program.model if isinstance(program, torch.onnx.ONNXProgram) else program
-    if _size_of(model) < _INLINE_LIMIT:
-        serialized: bytes = onnx_ir.to_proto(model).SerializeToString()
-        return serialized
-    path = folder / "model.onnx"
-    onnx_ir.save(model, str(path), external_data="model.onnx.data")
-    return str(path)
+    weights = _weights_of(model)
+    if weights >= _INLINE_LIMIT:
+        try:
+            path = str(folder() / "model.onnx")
+            # Leaves a proto that an exporter returned as it is; `onnx.save` takes the weights out of it.
+            whole = onnx_ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model
+            onnx_ir.save(whole, path, external_data="model.onnx.data")
+            return path, _describe(_load_graph(path))
+        except OSError:
+            # A full disk is no failure of the model, as long as there is another way.
+            if weights >= _MESSAGE_LIMIT:
+                raise
+    if isinstance(model, onnx.ModelProto):
+        data: bytes = model.SerializeToString()
+        return data, _describe(onnx.load_from_string(data))
+    proto = onnx_ir.to_proto(model)
+    data = proto.SerializeToString()
+    return data, _describe(proto)
 
 
 def _to_torch(value: Any) -> Any:
@@ -170,7 +203,6 @@ class OnnxRuntimeSession:
         import onnxruntime
 
         self._exported = exported
-        self._folder = tempfile.TemporaryDirectory(prefix="exportcheck-")
         provider = provider_for(device)
         self.description = f"onnxruntime {provider.removesuffix('ExecutionProvider')}"
         options = onnxruntime.SessionOptions()
@@ -191,7 +223,7 @@ class OnnxRuntimeSession:
             else [provider]
         )
         try:
-            model = _serialize(exported.program, Path(self._folder.name))
+            model, described = _serialize(exported.program, self._folder)
             self._session = onnxruntime.InferenceSession(
                 model, options, providers=wanted, disabled_optimizers=list(disabled_optimizers)
             )
@@ -217,8 +249,14 @@ class OnnxRuntimeSession:
             "providers": used,
             "nodes_by_provider": nodes,
             "onnx_inputs": list(self._inputs),
-            **_describe(model),
+            **described,
         }
+
+    def _folder(self) -> Path:
+        """A folder that goes with the session."""
+        path = tempfile.mkdtemp(prefix="exportcheck-")
+        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        return Path(path)
 
     def run(self, arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Outputs on the CPU, with their paths; constants that the exporter recorded are among them."""
@@ -282,39 +320,24 @@ def _nodes_by_provider(session: Any) -> dict[str, int]:
     return dict(counts)
 
 
-def _describe(model: bytes | str) -> dict[str, Any]:
-    """Node count, operator histogram, opset and size of a serialized model.
+def _describe(proto: Any) -> dict[str, Any]:
+    """Node count, operator histogram, opset and size of a ``ModelProto``, which is taken apart.
 
     The size leaves out what torch.onnx notes at each node of the source it comes from: the paths in it are as
     long as those of the machine.
     """
-    import onnx
-
-    proto = (
-        onnx.load_from_string(model)
-        if isinstance(model, bytes)
-        else onnx.load(model, load_external_data=False)
-    )
     histogram = Counter(node.op_type for node in proto.graph.node)
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
-    size = (
-        len(model)
-        if isinstance(model, bytes)
-        else sum(f.stat().st_size for f in Path(model).parent.glob(f"{Path(model).name}*"))
-    )
-    return {
-        "nodes": len(proto.graph.node),
-        "operators": dict(sorted(histogram.items())),
-        "opset": opsets.get("", 0),
-        "model_bytes": size - _note_bytes(proto),
-    }
-
-
-def _note_bytes(proto: Any) -> int:
-    """Bytes of the notes at nodes, those of functions included; takes them out of `proto`."""
-    before = proto.ByteSize()
+    # Weights one by one, then the rest: the size of a whole message is found by serializing it.
+    weights = sum(map(_tensor_bytes, proto.graph.initializer))
+    proto.graph.ClearField("initializer")
     for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
         for node in nodes:
             node.ClearField("metadata_props")
             node.ClearField("doc_string")
-    return int(before - proto.ByteSize())
+    return {
+        "nodes": len(proto.graph.node),
+        "operators": dict(sorted(histogram.items())),
+        "opset": opsets.get("", 0),
+        "model_bytes": int(proto.ByteSize()) + weights,
+    }
