@@ -28,7 +28,12 @@ Leaves = list[tuple[str, Any]]
 
 
 def check_patches(
-    mode: PatchMode, observation: Observation, graph: GraphObservation, target: str, tolerances: Tolerances
+    mode: PatchMode,
+    observation: Observation,
+    graph: GraphObservation,
+    target: str,
+    tolerances: Tolerances,
+    share: bool = False,
 ) -> None:
     """Refuse a mode that changes an output of an observed call.
 
@@ -40,6 +45,8 @@ def check_patches(
     ----------
     target:
         The exporter's target, for patches that are in place on the way to one runtime only.
+    share:
+        The same patches, on the same calls, need not be compared again for another exporter.
 
     Raises
     ------
@@ -52,13 +59,19 @@ def check_patches(
     def replay() -> list[Leaves]:
         return [flatten_with_paths(graph.eager(call.arguments)) for call in graph.calls]
 
+    settled_before: list[tuple[Any, ...]] = graph.answers.setdefault("equal under", []) if share else []
+    here, there = _what_is_done(mode, model, "eager"), _what_is_done(mode, model, target)
+    if there is not None and (here, there) in settled_before:
+        return
     if mode.observed_under_itself:
-        plain = _spec_calls(observation, graph)
+        if here is None or (here,) not in settled_before:
+            plain = _spec_calls(observation, graph)
 
-        def observe_again() -> list[Leaves]:
-            return _spec_calls(observation, graph)
+            def observe_again() -> list[Leaves]:
+                return _spec_calls(observation, graph)
 
-        _refuse(mode, model, "eager", plain, observe_again, tolerances, grows=True, calls=graph)
+            _refuse(mode, model, "eager", plain, observe_again, tolerances, grows=True, calls=graph)
+            settled_before.append((here,))
         with mode.apply(model, "eager") as outer:
             # These cannot be left out inside the block, and were compared above.
             settled = frozenset(outer.patches) if isinstance(outer, Activity) else frozenset()
@@ -67,6 +80,14 @@ def check_patches(
             )
     else:
         _refuse(mode, model, target, recorded, replay, tolerances, grows=False, calls=graph)
+    settled_before.append((here, there))
+
+
+def _what_is_done(mode: PatchMode, model: torch.nn.Module, target: str) -> tuple[Any, ...] | None:
+    """What the mode puts in place, to be compared with another; ``None`` where it does not tell."""
+    if not isinstance(mode, PatchList) or type(mode).apply is not PatchList.apply:
+        return None
+    return (mode.observed_under_itself, *mode.patches(model, target))
 
 
 def _spec_calls(observation: Observation, graph: GraphObservation) -> list[Leaves]:
