@@ -279,7 +279,9 @@ def _run_case(
     tolerances = tolerances_of(spec, case.device, case.dtype)
     stages("patch")
     mode = run.prepared(case, mode, observation, target_of(exporter))
-    _check_mode(mode, observation, graph, target_of(exporter), tolerances, run.share)
+    # What eager answers may depend on how often it was asked.
+    ask_once = run.share and not graph.stateful
+    _check_mode(mode, observation, graph, target_of(exporter), tolerances, ask_once)
     with register_flattening_functions(None), run.mode(under).apply(observation.model, "eager"):
         stages("export")
         changed: list[str] = []
@@ -323,10 +325,11 @@ def _run_case(
         if watch.missing:
             record["warnings"].append(f"comparisons of sizes cannot be read: there is no {watch.missing}")
         outcome = None
-        if not anew and run.outcomes.keep:
+        if not anew and ask_once and run.outcomes.keep:
             outcome = run.outcomes.of(case, graph, exported, request, watch)
             if outcome is not None and (known := outcome.known()) is not None:
                 record.update(known)
+                stages("resize")
                 return
         seen = set(record)
         stages("session")
@@ -356,7 +359,7 @@ def _run_case(
         stages("resize")
         comparisons = watch.comparisons(graph.shapes)
         try:
-            check_other_sizes(spec, graph, session, tolerances, record, comparisons, captured, run.share)
+            check_other_sizes(spec, graph, session, tolerances, record, comparisons, captured, ask_once)
         finally:
             # Eager may keep what it saw (a table of positions that grew): the next case gets a new model.
             if _changed(observation, graph, state, tolerances):

@@ -468,3 +468,26 @@ def test_a_patch_that_changes_the_model_still_fails(tmp_path: Path) -> None:
         stage, error, _ = verdict(run, exporter, "net.py:wrong")
         assert stage == "patch"
         assert not isinstance(error, CompareError)
+
+
+STATEFUL = NET.replace(
+    "        def forward(self, x):\n",
+    '            self.register_buffer("calls", torch.zeros(()))\n\n'
+    "        def forward(self, x):\n            self.calls += 1\n",
+)
+
+
+def test_a_model_that_keeps_state_is_asked_each_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path, STATEFUL, MODES)
+    records = [verdict(run, "torch-export", mode)[2] for mode in ("none", "transformers")]
+    graph = run.observe("cpu", "float32").graph(None)
+    assert graph.stateful
+    assert not graph.answers
+    assert not any("same_graph_as" in record for record in records)
+
+
+def test_a_case_with_a_known_outcome_reaches_the_last_stage(tmp_path: Path) -> None:
+    run = make_run(tmp_path, NET, MODES)
+    for mode in ("none", "transformers"):
+        record = verdict(run, "torch-export", mode)[2]
+        assert list(record["durations"])[-1] == "resize"
