@@ -21,6 +21,7 @@ from .reports.json_report import package_versions
 from .reports.matrix import Matrix, cell_text, counts, is_case
 from .reports.record import sort_key
 from .reports.refusals import refusal_lines
+from .reports.reuse import cache_lines, reuse_lines
 from .reports.rounding import rounding_lines
 from .reports.slowest import slowest_lines
 from .reports.terminal import matrix_lines
@@ -254,6 +255,8 @@ class Controller:
         terminal.write_line("   ".join(self._totals()))
         for worth in ablation_lines(self.records):
             terminal.write_line(worth)
+        for reused in (*reuse_lines(self.records, verbose > 0), *cache_lines(self.records)):
+            terminal.write_line(reused)
         for what, paths in (
             ("updated", self.written),
             ("deleted", self.pruned),

@@ -31,7 +31,8 @@ def exportcheck_runs(request: pytest.FixtureRequest) -> Iterator[SpecRuns]:
     from .handles import SpecRuns
     from .plugin import session_of
 
-    runs = SpecRuns(session_of(request.config).options.share)
+    session = session_of(request.config)
+    runs = SpecRuns(session.options.share, session.cache_settings())
     yield runs
     runs.close()
 

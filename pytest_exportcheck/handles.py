@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .cache_settings import CacheSettings
 from .cases import CaseId
 from .errors import (
     CrashError,
@@ -32,8 +33,9 @@ __all__ = ["ExportCase", "ObservedInputs", "SpecRuns"]
 class SpecRuns:
     """The models in memory for one test module: one spec at a time, closed before the next one loads."""
 
-    def __init__(self, share: bool = True) -> None:
+    def __init__(self, share: bool = True, cache: CacheSettings | None = None) -> None:
         self._share = share
+        self._cache = cache
         self._spec: ModelSpec | None = None
         self._run: SpecRun | None = None
 
@@ -43,7 +45,7 @@ class SpecRuns:
             self.close()
             from .pipeline import SpecRun
 
-            self._spec, self._run = spec, SpecRun(spec, self._share)
+            self._spec, self._run = spec, SpecRun(spec, self._share, self._cache)
         return self._run
 
     def close(self) -> None:

@@ -19,6 +19,9 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 #: What a stage may take in a fresh process, in seconds.
 STAGE_SECONDS = 600.0
 
+#: Size of the cache of conversions, in megabytes.
+CACHE_MB = 2000.0
+
 #: What a diagnosis may take, in seconds.
 DIAGNOSIS_SECONDS = 120.0
 
@@ -139,6 +142,19 @@ def add_options(parser: pytest.Parser) -> None:
         help="make anew for each case what is otherwise made once (slower; the verdicts are the same)",
     )
     group.addoption(
+        "--exportcheck-cache",
+        dest="exportcheck_cache",
+        metavar="DIR",
+        help="keep conversions to ONNX under DIR, and use those of earlier runs; the numbers are run again",
+    )
+    group.addoption(
+        "--exportcheck-cache-size",
+        type=float,
+        dest="exportcheck_cache_size",
+        metavar="MB",
+        help=f"remove the entries that were not used for longest beyond that size (default {CACHE_MB:g})",
+    )
+    group.addoption(
         "--ablate-patches",
         action="store_true",
         dest="exportcheck_ablate",
@@ -167,6 +183,8 @@ def add_options(parser: pytest.Parser) -> None:
         "exportcheck_diagnose", "off, failed (as --diagnose) or all (as --diagnose-all)", default="off"
     )
     parser.addini("exportcheck_diagnose_budget", "default of --diagnose-budget")
+    parser.addini("exportcheck_cache", "default of --exportcheck-cache (relative to the rootdir)")
+    parser.addini("exportcheck_cache_size", "default of --exportcheck-cache-size")
     parser.addini("exportcheck_confirm", "false: as --no-confirm", type="bool", default=True)
     parser.addini("exportcheck_isolate", "true: as --isolate", type="bool", default=False)
     parser.addini("exportcheck_stage_timeout", "default of --stage-timeout")
@@ -225,6 +243,8 @@ class Options:
         Seconds that a stage may take in a fresh process, ``None``: any.
     share:
         What cases have in common is made once.
+    cache, cache_mb:
+        Where conversions are kept for other runs (``None``: nowhere), and the megabytes that they may take.
     ablate:
         After a case under a patch mode, find out which of the patches it needs.
     diagnose:
@@ -253,6 +273,8 @@ class Options:
     isolate: bool = False
     stage_limit: float | None = STAGE_SECONDS
     share: bool = True
+    cache: Path | None = None
+    cache_mb: float = CACHE_MB
     ablate: bool = False
     diagnose: str = "off"
     diagnose_budget: float = DIAGNOSIS_SECONDS
@@ -301,9 +323,11 @@ class Options:
             ),
             stage_limit=STAGE_SECONDS if seconds is None else seconds or None,
             share=not config.getoption("exportcheck_no_share"),
+            cache=path("exportcheck_cache"),
+            cache_mb=_number(config, "exportcheck_cache_size", CACHE_MB, "megabytes"),
             ablate=bool(config.getoption("exportcheck_ablate")),
             diagnose=_diagnose(config),
-            diagnose_budget=_seconds(config, "exportcheck_diagnose_budget", DIAGNOSIS_SECONDS),
+            diagnose_budget=_number(config, "exportcheck_diagnose_budget", DIAGNOSIS_SECONDS),
             workers_per_gpu=config.getoption("exportcheck_workers_per_gpu"),
         )
 
@@ -331,6 +355,8 @@ class Options:
         ):
             if file is not None:
                 self._check_file(flag, file)
+        if self.cache is not None and self.cache.exists() and not self.cache.is_dir():
+            raise pytest.UsageError(f"--exportcheck-cache: {self.cache} is no directory")
         missing = missing_packages() if self.html is not None else []
         if missing:
             raise pytest.UsageError(
@@ -360,14 +386,14 @@ class Options:
 
 def _stage_timeout(config: pytest.Config) -> float | None:
     """The seconds that were asked for, 0 for no limit, ``None`` if nothing was."""
-    seconds: float | None = _seconds(config, "exportcheck_stage_timeout", None)
+    seconds: float | None = _number(config, "exportcheck_stage_timeout", None)
     return seconds
 
 
-def _seconds(config: pytest.Config, name: str, default: Any) -> Any:
-    """Seconds from the option `name` or its ini twin; `default` if neither says."""
+def _number(config: pytest.Config, name: str, default: Any, unit: str = "seconds") -> Any:
+    """A number from the option `name` or its ini twin; `default` if neither says."""
     given: float | None = config.getoption(name)
-    flag = f"--{name.removeprefix('exportcheck_').replace('_', '-')}"
+    flag = f"--{(name if unit != 'seconds' else name.removeprefix('exportcheck_')).replace('_', '-')}"
     if given is None:
         ini = config.getini(name)
         if not ini:
@@ -375,11 +401,11 @@ def _seconds(config: pytest.Config, name: str, default: Any) -> Any:
         try:
             given = float(ini)
         except ValueError:
-            raise pytest.UsageError(f"{name}: {ini!r} is not a number of seconds") from None
+            raise pytest.UsageError(f"{name}: {ini!r} is not a number of {unit}") from None
         flag = name
     if not 0 <= given < float("inf"):
         no_limit = ", 0 for no limit" if default is None else ""
-        raise pytest.UsageError(f"{flag} {given}: expected seconds{no_limit}")
+        raise pytest.UsageError(f"{flag} {given}: expected {unit}{no_limit}")
     return given
 
 

@@ -40,6 +40,7 @@ from .exporters.base import (
     named_arguments,
     target_of,
 )
+from .exporters.conversions import CaseConversions
 from .exporters.guards import CaptureWatch
 from .exporters.registry import load_exporter
 from .exporters.rnn import fresh_dispatch
@@ -47,6 +48,7 @@ from .foreign_errors import refusal
 from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
 from .patches.evidence import evidence
+from .patches.reach import reach_of
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
 from .runtimes.onnx_runtime import onnx_input_dims
@@ -123,7 +125,9 @@ def _export(
     captured: CapturedProgram,
     record: dict[str, Any],
     probe: Probe | None,
-    share: bool,
+    run: SpecRun,
+    case: CaseId,
+    anew: bool,
 ) -> tuple[Exported, ExportRequest]:
     runtime = target_of(exporter)
     target = graph.target
@@ -160,7 +164,19 @@ def _export(
                 stage=stages.inside,
                 mode=mode,
                 captured=on_capture,
-                share=share,
+                share=run.share,
+                # A probe wants to see all that the patches do, in the conversion too.
+                conversions=None
+                if probe is not None or not run.share
+                else CaseConversions(
+                    run.conversions,
+                    (exporter.name, case.device, case.dtype, case.graph),
+                    str(case.patch_mode),
+                    watch,
+                    graph.shapes,
+                    lambda custom: reach_of(mode, custom_operators=custom),
+                    renew=anew,
+                ),
             )
             watch.inputs(kwargs)
             with watch:
@@ -202,13 +218,32 @@ def run_case(
     """
     stages = _Stages(enter, record)
     try:
-        _run_case(run, case, stages, record, probe)
+        try:
+            _run_case(run, case, stages, record, probe, anew=probe is not None)
+        except ExportCheckError as failure:
+            if record.get("conversion") not in ("shared", "cached"):
+                raise
+            _run_anew(run, case, stages, record, failure)
     finally:
         stages.stop()
 
 
+def _run_anew(
+    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], failure: ExportCheckError
+) -> None:
+    """The case with a conversion of its own: one that was made for another case or run fails none."""
+    reused, spent = record["conversion"], record["durations"]
+    record.clear()
+    record["durations"] = spent
+    _run_case(run, case, stages, record, None, anew=True)
+    record["warnings"].append(
+        f"with the {reused} conversion it fails at {failure.stage}, with a new one it passes: "
+        f"{failure.message}"
+    )
+
+
 def _run_case(
-    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], probe: Probe | None
+    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], probe: Probe | None, anew: bool
 ) -> None:
     assert case.exporter is not None
     assert case.patch_mode is not None
@@ -234,7 +269,9 @@ def _run_case(
     tolerances = tolerances_of(spec, case.device, case.dtype)
     stages("patch")
     mode = run.prepared(case, mode, observation, target_of(exporter))
-    if rounding := _check_mode(mode, observation, graph, target_of(exporter), tolerances):
+    # What eager answers may depend on how often it was asked.
+    ask_once = run.share and not graph.stateful
+    if rounding := _check_mode(mode, observation, graph, target_of(exporter), tolerances, ask_once):
         record["rounding"] = rounding
     with register_flattening_functions(None), run.mode(under).apply(observation.model, "eager"):
         stages("export")
@@ -243,7 +280,7 @@ def _run_case(
         watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         try:
             exported, request = _export(
-                exporter, mode, observation, graph, stages, watch, captured, record, probe, run.share
+                exporter, mode, observation, graph, stages, watch, captured, record, probe, run, case, anew
             )
         except ExportCheckError:
             if captured.differs:
@@ -276,6 +313,16 @@ def _run_case(
             stages("convert")
             dims = onnx_dims(declared, exported.input_names)
             _fail_if_frozen(dims, graph, watch, ConvertError, record)
+        if watch.missing:
+            record["warnings"].append(f"comparisons of sizes cannot be read: there is no {watch.missing}")
+        outcome = None
+        if not anew and ask_once and run.outcomes.keep:
+            outcome = run.outcomes.of(case, graph, exported, request, watch)
+            if outcome is not None and (known := outcome.known()) is not None:
+                record.update(known)
+                stages("resize")
+                return
+        seen = set(record)
         stages("session")
         try:
             session = open_session(exported, observation.device, request.output_paths)
@@ -301,28 +348,42 @@ def _run_case(
             error.details += captured.on_observed_calls()
             raise
         stages("resize")
-        if watch.missing:
-            record["warnings"].append(f"comparisons of sizes cannot be read: there is no {watch.missing}")
         comparisons = watch.comparisons(graph.shapes)
         try:
             check_other_sizes(
-                spec, graph, session, tolerances, record, comparisons, captured, watch.comparisons
+                spec,
+                graph,
+                session,
+                tolerances,
+                record,
+                comparisons,
+                captured,
+                watch.comparisons,
+                ask_once,
             )
         finally:
             # Eager may keep what it saw (a table of positions that grew): the next case gets a new model.
             if _changed(observation, graph, state, tolerances):
                 run.forget(case.device, case.dtype)
+                outcome = None
+        if outcome is not None:
+            outcome.keep({key: value for key, value in record.items() if key not in seen})
 
 
 def _check_mode(
-    mode: PatchMode, observation: Observation, graph: GraphObservation, target: str, tolerances: Tolerances
+    mode: PatchMode,
+    observation: Observation,
+    graph: GraphObservation,
+    target: str,
+    tolerances: Tolerances,
+    share: bool,
 ) -> list[str]:
     """Whether the patches can be applied and leave every observed output as it is; what rounding explains."""
     if mode.name == "none":
         return []
     try:
         with register_flattening_functions(None):
-            return check_patches(mode, observation, graph, target, tolerances)
+            return check_patches(mode, observation, graph, target, tolerances, share)
     except (PatchError, ComparisonError):
         raise
     except Exception as error:

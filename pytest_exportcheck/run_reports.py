@@ -98,6 +98,8 @@ class RunReports:
                 "devices": list(options.devices),
                 "dtypes": list(options.dtypes),
                 "require_devices": list(options.require_devices),
+                "share": options.share,
+                "cache": options.cache is not None,
                 "confirm": options.confirm,
                 "isolate": options.isolate,
                 "stage_limit": options.stage_limit,

@@ -6,6 +6,7 @@ Made once per process by `start`, in the controller as well as in every worker, 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .cache_settings import CacheSettings
 from .crashes import StageMarker, StageMarkers, running_in_workers
 from .errors import SpecError
 from .options import DEVICES, DTYPES, Options
@@ -150,6 +152,19 @@ class Session:
             self._fresh = FreshProcesses(self.config, self._environment, self._path)
             self.config.add_cleanup(self._fresh.close)
         return self._fresh
+
+    def cache_settings(self) -> CacheSettings | None:
+        """Where conversions are kept, ``None`` where they are not.
+
+        What a conftest file does to torch may change a conversion: its text is part of every key.
+        """
+        folder, megabytes = self.options.cache, self.options.cache_mb
+        if folder is None:
+            return None
+        files = {str(getattr(plugin, "__file__", "")) for plugin in self.config.pluginmanager.get_plugins()}
+        texts = sorted(Path(file).read_bytes() for file in files if Path(file).name == "conftest.py")
+        digest = hashlib.sha256(b"".join(hashlib.sha256(text).digest() for text in texts)).hexdigest()
+        return CacheSettings(folder, int(megabytes * 1e6), digest)
 
     def long_stages(self, least: float) -> list[tuple[float, str, str]]:
         """(seconds, stage, case) of what has been running for `least` seconds, here or in workers."""

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+from .cache_settings import CacheSettings
 from .cases import CaseId
 from .checks.held import StateWatch
 from .checks.numbers import refuse_unused_rules
@@ -24,10 +25,13 @@ from .exporters.base import (
     dynamic_arguments,
     flat_forward,
 )
+from .exporters.conversion_cache import ConversionCache
+from .exporters.conversions import Conversions
 from .exporters.leftovers import release_leftovers
 from .exporters.rnn import fresh_dispatch
 from .foreign_errors import refusal
 from .observe.observation import GraphObservation, last_lines, observe
+from .outcomes import Outcomes
 from .patches.base import PatchMode
 from .patches.observed import Observed
 from .patches.registry import load_patch_mode
@@ -56,11 +60,21 @@ class SpecRun:
     ----------
     modes:
         Patch modes under names of the caller's own (a part of a mode), beside those that are registered.
+    share:
+        What two cases have in common is made once.
+    conversions:
+        Those that were made, and the cache of those of other runs.
+    outcomes:
+        What programs that passed have shown.
     """
 
-    def __init__(self, spec: ModelSpec, share: bool = True) -> None:
+    def __init__(self, spec: ModelSpec, share: bool = True, cache: CacheSettings | None = None) -> None:
         self.spec = spec
         self.share = share
+        several = share and len(spec.matrix.patch_modes) > 1
+        kept = ConversionCache(cache.folder, cache.limit, cache.salt) if share and cache else None
+        self.conversions = Conversions(keep=several, cache=kept)
+        self.outcomes = Outcomes(keep=several)
         self.modes: dict[str, PatchMode] = {}
         self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
         self._watches: dict[tuple[str, str], StateWatch] = {}
@@ -75,17 +89,23 @@ class SpecRun:
         self._first_watch = None
         self._observations.clear()
         self._prepared.clear()
+        self._drop_programs()
         release_leftovers()
         gc.collect()
 
     def forget(self, device: str, dtype: str) -> None:
         """Build the model and observe it again for the next case: this one was changed."""
+        self._drop_programs()
         self._models.pop((device, dtype), None)
         self._watches.pop((device, dtype), None)
         for key in [key for key in self._observations if key[:2] == (device, dtype)]:
             del self._observations[key]
         for made in [key for key in self._prepared if key[:2] == (device, dtype)]:
             del self._prepared[made]
+
+    def _drop_programs(self) -> None:
+        self.conversions.clear()
+        self.outcomes.clear()
 
     def mode(self, name: str) -> PatchMode:
         """The patch mode of a case; `PatchError` if there is none of that name."""

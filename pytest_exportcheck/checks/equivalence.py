@@ -33,7 +33,12 @@ Judge = Callable[[int, Leaves, Leaves], list[LeafComparison]]
 
 
 def check_patches(
-    mode: PatchMode, observation: Observation, graph: GraphObservation, target: str, tolerances: Tolerances
+    mode: PatchMode,
+    observation: Observation,
+    graph: GraphObservation,
+    target: str,
+    tolerances: Tolerances,
+    share: bool = False,
 ) -> list[str]:
     """Refuse a mode that changes an output of an observed call.
 
@@ -48,6 +53,8 @@ def check_patches(
     ----------
     target:
         The exporter's target, for patches that are in place on the way to one runtime only.
+    share:
+        The same patches, on the same calls, need not be compared again for another exporter.
 
     Returns
     -------
@@ -80,20 +87,38 @@ def check_patches(
         own = own_comparisons(spec, before, "patch")
         return compare_leaves(before, _cut(before, after), tolerances, own)
 
+    # What was compared before, and which outputs only rounding explained.
+    settled_before: list[tuple[Any, list[str]]] = graph.answers.setdefault("equal under", []) if share else []
+    here, there = _what_is_done(mode, model, "eager"), _what_is_done(mode, model, target)
+    if there is not None:
+        for done, rounding in settled_before:
+            if done == (here, there):
+                return rounding
     if mode.observed_under_itself:
-        plain = _spec_calls(observation, graph)
+        if here is None or all(done != (here,) for done, _ in settled_before):
+            plain = _spec_calls(observation, graph)
 
-        def observe_again() -> list[Leaves]:
-            return _spec_calls(observation, graph)
+            def observe_again() -> list[Leaves]:
+                return _spec_calls(observation, graph)
 
-        _refuse(mode, model, "eager", plain, observe_again, judge_grown, graph)
+            _refuse(mode, model, "eager", plain, observe_again, judge_grown, graph)
+            settled_before.append(((here,), []))
         with mode.apply(model, "eager") as outer:
             # These cannot be left out inside the block, and were compared above.
             settled = frozenset(outer.patches) if isinstance(outer, Activity) else frozenset()
             _refuse(mode, model, target, recorded, replay, judge, graph, settled)
     else:
         _refuse(mode, model, target, recorded, replay, judge, graph)
-    return list(noted.get("rounding", ()))
+    rounded = list(noted.get("rounding", ()))
+    settled_before.append(((here, there), rounded))
+    return rounded
+
+
+def _what_is_done(mode: PatchMode, model: torch.nn.Module, target: str) -> tuple[Any, ...] | None:
+    """What the mode puts in place, to be compared with another; ``None`` where it does not tell."""
+    if not isinstance(mode, PatchList) or type(mode).apply is not PatchList.apply:
+        return None
+    return (mode.observed_under_itself, *mode.patches(model, target))
 
 
 def _spec_calls(observation: Observation, graph: GraphObservation) -> list[Leaves]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ from .thresholds import Thresholds, decided_otherwise, find_thresholds
 from .writes import WriteWatch
 
 __all__ = ["check_other_sizes", "refuse_unknown_sizes"]
+
+#: So much of eager's answers is kept for each graph.
+_KEPT_BYTES = 64 * 2**20
 
 
 def _sizes_text(sizes: Mapping[str, int]) -> str:
@@ -66,11 +70,58 @@ def refuse_unknown_sizes(spec: ModelSpec, graph: GraphObservation) -> None:
         )
 
 
-def _eager(graph: GraphObservation, arguments: Mapping[str, Any]) -> tuple[Leaves, dict[str, torch.Tensor]]:
-    """Outputs, and what is in each input afterwards that eager wrote to."""
+@dataclass(frozen=True)
+class _Answer:
+    """What eager says at some sizes.
+
+    Attributes
+    ----------
+    by_eager:
+        Path of an input that it writes to -> what is in it afterwards.
+    refusal:
+        Why it takes no such sizes, ``""`` if it does.
+    """
+
+    arguments: Mapping[str, Any]
+    expected: Leaves = field(default_factory=list)
+    by_eager: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    refusal: str = ""
+
+    def nbytes(self) -> int:
+        """Of all its tensors."""
+        leaves = [leaf for _, leaf in self.expected] + list(_inputs_by_path(self.arguments).values())
+        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _ask(
+    graph: GraphObservation, sizes: Mapping[str, int], share: bool, shapes: GraphShapes | None = None
+) -> _Answer:
+    """Eager at `sizes`, asked once for all exporters; raises what making the inputs raises.
+
+    Parameters
+    ----------
+    shapes:
+        What the sizes are of, if not of the graph's own.
+    """
+    key = ("sizes", _sizes_text(sizes))
+    if share and key in graph.answers:
+        known: _Answer = graph.answers[key]
+        return known
+    arguments = resize_arguments(graph.example.arguments, shapes or graph.shapes, sizes, graph.calls)
     copies = clone_tree(dict(arguments))
     watch = WriteWatch(copies)
-    return flatten_with_paths(clone_tree(graph.target.call(copies))), watch.written()
+    try:
+        expected = flatten_with_paths(clone_tree(graph.target.call(copies)))
+    except Exception as error:
+        # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
+        lines = str(error).strip().splitlines() or ["no message"]
+        answer = _Answer({}, refusal=f"{type(error).__name__}: {lines[0]}")
+    else:
+        answer = _Answer(arguments, expected, watch.written())
+    kept = sum(each.nbytes() for each in graph.answers.values() if isinstance(each, _Answer))
+    if share and kept + answer.nbytes() <= _KEPT_BYTES:
+        graph.answers[key] = answer
+    return answer
 
 
 def check_other_sizes(
@@ -82,6 +133,7 @@ def check_other_sizes(
     comparisons: Sequence[Comparison] = (),
     captured: CapturedProgram | None = None,
     watched: Callable[[GraphShapes], Sequence[Comparison]] | None = None,
+    share: bool = False,
 ) -> None:
     """Run the program and eager on sizes that no call had; sizes that eager refuses are listed, not judged.
 
@@ -93,6 +145,8 @@ def check_other_sizes(
         The program before its conversion, to tell which of the two is wrong.
     watched:
         Gives the comparisons in the symbols of other shapes: of those without a relation that may be chance.
+    share:
+        Eager need not be asked again what it was asked for another exporter.
 
     Compared are outputs and, of a program that can write to its inputs, what eager or the program writes to.
 
@@ -120,16 +174,14 @@ def check_other_sizes(
     for sizes in wanted:
         text = _sizes_text(sizes)
         try:
-            arguments = resize_arguments(graph.example.arguments, graph.shapes, sizes, graph.calls)
+            answer = _ask(graph, sizes, share)
         except Exception as error:
             # A size of the spec that no memory holds.
             raise ResizeError(f"no inputs of sizes {text} can be made: {error}") from error
-        try:
-            expected, by_eager = _eager(graph, arguments)
-        except Exception as error:
-            # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
-            refused.append(f"{text}: {_first_line(error)}")
+        if answer.refusal:
+            refused.append(f"{text}: {answer.refusal}")
             continue
+        arguments, expected, by_eager = answer.arguments, answer.expected, answer.by_eager
         noted["failed"] = text
         try:
             ran = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
@@ -183,12 +235,11 @@ def _break(
         if sizes[relation.symbol] in (0, 1, relation.dim.evaluate(sizes)):
             continue
         text = f"{_sizes_text(sizes)} ({relation.symbol} is not {relation.dim})"
-        arguments = resize_arguments(graph.example.arguments, shapes, sizes, graph.calls)
-        try:
-            expected, by_eager = _eager(graph, arguments)
-        except Exception as error:
-            noted["relations"].append(f"{text}: eager refuses: {_first_line(error)}")
+        answer = _ask(graph, sizes, False, shapes)
+        if answer.refusal:
+            noted["relations"].append(f"{text}: eager refuses: {answer.refusal}")
             continue
+        arguments, expected, by_eager = answer.arguments, answer.expected, answer.by_eager
         try:
             ran = _run(session, arguments, "them", ResizeError)
         except ResizeError as error:
@@ -209,11 +260,6 @@ def _break(
         note_rounding(record, results, f"sizes {text}")
         del noted["failed"]
         noted["relations"].append(f"{text}: agrees")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or ["no message"]
-    return f"{type(error).__name__}: {lines[0]}"
 
 
 def _judge(

@@ -14,6 +14,7 @@ import torch
 from ..dims import DimExpr
 from ..observe import CallSignature, GraphShapes, dynamic_shapes_for, symbol_label
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
+from .conversions import CaseConversions
 
 __all__ = ["ExportRequest", "Exported", "Exporter", "flat_forward", "target_of"]
 
@@ -51,6 +52,8 @@ class ExportRequest:
         that does: tensor arguments by name in, (path, value) of the outputs out.
     share:
         What never changes may be made once per process (``--no-share`` turns it off).
+    conversions:
+        Conversions that need not be made again; ``None``: make every one.
     """
 
     model: torch.nn.Module
@@ -66,6 +69,7 @@ class ExportRequest:
     mode: Any = None
     captured: Callable[..., None] = lambda program, run=None: None
     share: bool = True
+    conversions: CaseConversions | None = None
 
 
 @dataclass

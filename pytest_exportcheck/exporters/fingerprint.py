@@ -1,33 +1,87 @@
 """A digest of a captured program: two captures with the same one convert alike and run alike.
 
-Nodes, constants, weights, guards, and what the capture decided by sizes; not where nodes come from (stack
-traces, module names), which no number depends on.
+Nodes, constants, weights, guards, symbols, and what the capture decided by sizes; not the lines of source
+that nodes come from, which no number depends on.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ..observe import GraphShapes
-from .guards import CaptureWatch
+from .guards import CaptureWatch, size_facts
 
-__all__ = ["fingerprint"]
+_FILE_MODULE = re.compile(r"\b_exportcheck_(\w+)_[0-9a-f]{12}\.")
+
+__all__ = ["draws_random_numbers", "fingerprint", "graph_digest", "tensors_of", "weights_digest"]
 
 
 def fingerprint(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: GraphShapes) -> str:
     """Hexadecimal digest; an object that has no text but its address makes it unlike any other."""
+    parts = graph_digest(program, watch, shapes) + weights_digest(program)
+    return hashlib.sha256(parts.encode()).hexdigest()
+
+
+def graph_digest(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: GraphShapes) -> str:
+    """The same of everything but the values of weights and buffers."""
     digest = hashlib.sha256()
     for line in _lines(program, watch, shapes):
-        digest.update(line.encode("utf-8", "backslashreplace") + b"\n")
-    for name, tensor in _tensors(program):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {tensor.device}\n".encode())
+        # A file next to a spec is imported under a name with a digest of its path.
+        text = _FILE_MODULE.sub(r"\1.", line)
+        digest.update(text.encode("utf-8", "backslashreplace") + b"\n")
+    return digest.hexdigest()
+
+
+def weights_digest(program: torch.export.ExportedProgram) -> str:
+    """The same of the values of weights, buffers and constants."""
+    digest = hashlib.sha256()
+    for name, tensor in tensors_of(program).items():
+        digest.update(f"{name} {_described(tensor)}\n".encode())
         if tensor.numel():
             digest.update(_bytes(tensor))
     return digest.hexdigest()
+
+
+def tensors_of(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]:
+    """Name -> weight, buffer or constant, those that only a subgraph has included; sorted."""
+    held: dict[str, Any] = {**program.state_dict, **program.constants}
+    for path, module in program.graph_module.named_modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            if node.op == "get_attr":
+                held[f"{path}:{node.target}"] = _attribute(module, str(node.target))
+    return {name: value for name, value in sorted(held.items()) if isinstance(value, torch.Tensor)}
+
+
+def draws_random_numbers(program: torch.export.ExportedProgram) -> bool:
+    """Whether two runs of it may differ."""
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and not _drops_nothing(node)
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+    )
+
+
+def _drops_nothing(node: torch.fx.Node) -> bool:
+    """Whether a dropout, or attention with one, is switched off."""
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name in ("dropout_p", "p", "train"):
+            given = node.args[position] if position < len(node.args) else argument.default_value
+            if node.kwargs.get(argument.name, given) in (0, False):
+                return True
+    return False
+
+
+def _attribute(module: torch.nn.Module, path: str) -> Any:
+    found: Any = module
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _lines(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: GraphShapes) -> Iterator[str]:
@@ -38,14 +92,21 @@ def _lines(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: G
         for node in module.graph.nodes:
             target = node.target if isinstance(node.target, str) else _name(node.target)
             value = _meta(node.meta.get("val"))
-            yield f"{node.op} {node.name} {target} {node.args!r} {node.kwargs!r} {value}"
+            # Its modules are in the notes of the ONNX model.
+            owners = [tuple(map(str, owner)) for owner in (node.meta.get("nn_module_stack") or {}).values()]
+            yield f"{node.op} {node.name} {target} {node.args!r} {node.kwargs!r} {value} {owners}"
+    for name, value in sorted(program.constants.items()):
+        # A tensor is among the weights.
+        yield f"constant {name} {_described(value) if isinstance(value, torch.Tensor) else repr(value)}"
     yield repr(program.graph_signature)
     yield f"{program.call_spec.in_spec} {program.call_spec.out_spec}"
     yield str(sorted((str(symbol), str(limits)) for symbol, limits in program.range_constraints.items()))
+    yield from size_facts(program)
     # torch 2.13: the guards as Python text. Elsewhere, the comparisons below have to do.
     yield str(getattr(program, "_guards_code", ""))
-    yield str(sorted(map(str, watch.comparisons(shapes))))
-    yield str(watch.frozen())
+    # In order: it decides which sizes are tried where there are too many. Lines of source decide nothing.
+    yield str([(each.text, each.value, each.code, bool(each.place)) for each in watch.comparisons(shapes)])
+    yield str(list(watch.frozen()))
 
 
 def _name(target: Any) -> str:
@@ -53,23 +114,20 @@ def _name(target: Any) -> str:
     return f"{name} {target}"
 
 
+def _described(value: torch.Tensor) -> str:
+    layout = [str(size) for size in value.shape], [str(step) for step in value.stride()]
+    return f"{value.dtype} {layout} {value.device}"
+
+
 def _meta(value: Any) -> str:
     """What is known of the value of a node."""
     if isinstance(value, torch.Tensor):
-        layout = [str(size) for size in value.shape], [str(step) for step in value.stride()]
-        return f"{value.dtype} {layout} {value.device}"
+        return _described(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_meta, value))}]"
     return str(value)
 
 
-def _tensors(program: torch.export.ExportedProgram) -> Iterator[tuple[str, torch.Tensor]]:
-    held: Mapping[str, Any] = {**program.state_dict, **program.constants}
-    for name, value in sorted(held.items()):
-        if isinstance(value, torch.Tensor):
-            yield name, value
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
+def _bytes(tensor: torch.Tensor) -> Any:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
+    return flat.view(torch.uint8).numpy()

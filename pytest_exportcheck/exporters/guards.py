@@ -9,14 +9,16 @@ The one module that touches torch's symbolic shapes (private, read with torch 2.
 
 from __future__ import annotations
 
+import ast
 import functools
+import itertools
 import linecache
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -33,7 +35,7 @@ from ..dims import DimExpr
 from ..observe import GraphShapes, TensorLeaf
 from ..pytrees import flatten_with_paths
 
-__all__ = ["CaptureWatch", "Comparison", "internals_missing"]
+__all__ = ["CaptureWatch", "Comparison", "internals_missing", "size_facts"]
 
 #: (path of a leaf, axis)
 Axis = tuple[str, int]
@@ -54,22 +56,26 @@ class Comparison:
         while it converted the captured program.
     value:
         It stands for a size that was asked for its value (``int(n * 0.5)``): any branch may be decided by it.
+    code:
+        `text` with ``_0``, ``_1`` for `names`, which may be keywords of Python; ``""``: none.
     """
 
     text: str
     names: tuple[str, ...]
     place: str = ""
-    _evaluate: Callable[[Mapping[str, Any]], Any] = field(
-        default=lambda sizes: None, repr=False, compare=False
-    )
     value: bool = False
+    code: str = ""
 
     def holds(self, sizes: Mapping[str, Any]) -> Any:
         """The truth for sizes of the symbols: integers, or arrays of integers, which give an array.
 
         ``None`` if it cannot be evaluated; an `ArithmeticError` where a size of 0 is divided by.
         """
-        return self._evaluate(sizes)
+        code = _compiled(self.code)
+        if code is None:
+            return None
+        given = {f"_{k}": sizes[name] for k, name in enumerate(self.names)}
+        return eval(code, {"__builtins__": _FUNCTIONS}, given)
 
     def __str__(self) -> str:
         return f"{self.text} ({self.place})" if self.place else self.text
@@ -180,6 +186,7 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
         #: By the identity of the ShapeEnv, which is kept so that no other gets its identity.
         self._seen: dict[int, tuple[ShapeEnv, dict[sympy.Basic, tuple[Any, str]]]] = {}
         self._causes: dict[tuple[int, sympy.Symbol], tuple[sympy.Basic, Any, str]] = {}
+        self._added: list[Comparison] = []
         self._original: Any = None
 
     def inputs(self, kwargs: Mapping[str, Any]) -> None:
@@ -214,16 +221,37 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
             self._original = None
             _passed_over().discard(self.__exit__.__code__.co_filename)
 
-    def comparisons(self, shapes: GraphShapes) -> list[Comparison]:
-        """Each comparison once, in the symbols of `shapes`, at the first place that asks it."""
+    def mark(self) -> dict[int, int]:
+        """How much was seen so far, for `comparisons`."""
+        return {key: len(seen) for key, (_, seen) in self._seen.items()}
+
+    def add(self, comparisons: Sequence[Comparison]) -> None:
+        """Comparisons of another capture's conversion, which stands for the one of this capture."""
+        self._added += comparisons
+
+    def comparisons(self, shapes: GraphShapes, since: Mapping[int, int] | None = None) -> list[Comparison]:
+        """Each comparison once, in the symbols of `shapes`, at the first place that asks it.
+
+        Parameters
+        ----------
+        since:
+            A `mark`: those only that were seen after it.
+        """
         found: dict[str, Comparison] = {}
-        for env, seen in self._seen.values():
+
+        def note(comparison: Comparison | None) -> None:
+            known = found.get(comparison.text) if comparison else None
+            if comparison is not None and (known is None or (comparison.place and not known.place)):
+                found[comparison.text] = comparison
+
+        for key, (env, seen) in self._seen.items():
             symbols = self._symbols(env, shapes)
-            for expression, (result, place) in seen.items():
-                comparison = _comparison(expression, result, place, symbols)
-                known = found.get(comparison.text) if comparison else None
-                if comparison is not None and (known is None or (place and not known.place)):
-                    found[comparison.text] = comparison
+            for expression, (result, place) in itertools.islice(
+                seen.items(), since.get(key, 0) if since else 0, None
+            ):
+                note(_comparison(expression, result, place, symbols))
+        for comparison in self._added if since is None else ():
+            note(comparison)
         return list(found.values())
 
     def _symbols(self, env: ShapeEnv, shapes: GraphShapes) -> dict[sympy.Symbol, sympy.Expr]:
@@ -315,17 +343,58 @@ def _comparison(
     safe = {symbol: sympy.Symbol(f"_{k}", integer=True, nonnegative=True) for k, symbol in enumerate(ours)}
     names = tuple(map(str, ours))
     value = not _is_condition(expression)
+    return Comparison(_text(condition), names, place, value, _text(condition.xreplace(safe)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(code: str) -> Any:
+    """The code object of a condition; ``None`` for what is no text of sizes and the functions below."""
     try:
-        code = compile(_text(condition.xreplace(safe)), "<comparison>", "eval")
+        tree = ast.parse(code, mode="eval")
     except (SyntaxError, ValueError):
-        return Comparison(_text(condition), names, place, value=value)
-    variables = {f"_{k}": name for k, name in enumerate(names)}
+        return None
+    # It may have been read from a file.
+    return compile(tree, "<comparison>", "eval") if all(map(_is_of_sizes, ast.walk(tree))) else None
 
-    def evaluate(sizes: Mapping[str, Any]) -> Any:
-        given = {variable: sizes[name] for variable, name in variables.items()}
-        return eval(code, {"__builtins__": _FUNCTIONS}, given)
 
-    return Comparison(_text(condition), names, place, evaluate, value)
+def _is_of_sizes(node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id in _FUNCTIONS or (node.id[:1] == "_" and node.id[1:].isdigit())
+    if isinstance(node, ast.Attribute):
+        owner = _FUNCTIONS.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        return node.attr in getattr(owner, "__dict__", {})
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (bool, int, float))
+    if isinstance(node, ast.Call):
+        return not node.keywords
+    kinds = (ast.Expression, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.expr_context)
+    return isinstance(node, (*kinds, ast.boolop, ast.operator, ast.unaryop, ast.cmpop))
+
+
+def size_facts(program: torch.export.ExportedProgram) -> Iterator[str]:
+    """What the conversion of `program` may decide by, beside its nodes: what torch knows of its symbols."""
+    environments: dict[int, ShapeEnv] = {}
+    for node in program.graph.nodes:
+        environment = getattr(getattr(node.meta.get("val"), "fake_mode", None), "shape_env", None)
+        if environment is not None:
+            environments.setdefault(id(environment), environment)
+    for environment in environments.values():
+        yield "symbols"
+        for name in (
+            "backed_var_to_val",
+            "unbacked_var_to_val",
+            "var_to_hint_override",
+            "var_to_range",
+            "replacements",
+            "axioms",
+        ):
+            known: Mapping[Any, Any] = getattr(environment, name, {})
+            yield f"{name} {sorted(f'{symbol}: {value}' for symbol, value in known.items())}"
+        for name in ("divisible", "size_like"):
+            yield f"{name} {sorted(map(str, getattr(environment, name, ())))}"
+        yield f"guards {[str(guard.expr) for guard in environment.guards]}"
+        asserts = getattr(environment, "deferred_runtime_asserts", {})
+        yield f"asserts {[(str(k), [str(each.expr) for each in v]) for k, v in asserts.items()]}"
 
 
 def _to_integers(function: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -122,6 +122,29 @@ def raise_if_no_tensor(program: torch.export.ExportedProgram, paths: list[str], 
     ) from error
 
 
+def _converted(
+    request: ExportRequest, program: torch.export.ExportedProgram, table: Any
+) -> torch.onnx.ONNXProgram:
+    options = dict(request.options)
+    if table:
+        options.setdefault("custom_translation_table", table)
+    with warnings.catch_warnings(), shared_tables(request.share):
+        # Harmless, one per axis and per export: a name that another axis of the same size took already.
+        warnings.filterwarnings("ignore", message="# The axis name")
+        warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+        try:
+            onnx_program = torch.onnx.export(
+                program, dynamic_shapes=request.dynamic_names, verbose=False, **options
+            )
+        except Exception as error:
+            raise_if_no_tensor(program, request.output_paths, error)
+            raise
+        assert onnx_program is not None
+        if request.mode is not None:
+            request.mode.after_convert(onnx_program)
+    return onnx_program
+
+
 class OnnxDynamo:
     """The dynamo-based ONNX exporter of torch.
 
@@ -137,26 +160,20 @@ class OnnxDynamo:
 
     def convert(self, request: ExportRequest, program: torch.export.ExportedProgram) -> Exported:
         """The second step; a failure belongs to the stage ``convert``."""
-        options = dict(request.options)
         request.captured(program)
         # The mode may have fixes for the graph (``hf``); they work in place.
         table = request.mode.before_convert(program) if request.mode is not None else None
-        if table:
-            options.setdefault("custom_translation_table", table)
-        with request.stage("convert"), warnings.catch_warnings(), shared_tables(request.share):
-            # Harmless, one per axis and per export: a name that another axis of the same size took already.
-            warnings.filterwarnings("ignore", message="# The axis name")
-            warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-            try:
-                onnx_program = torch.onnx.export(
-                    program, dynamic_shapes=request.dynamic_names, verbose=False, **options
-                )
-            except Exception as error:
-                raise_if_no_tensor(program, request.output_paths, error)
-                raise
-            assert onnx_program is not None
-            if request.mode is not None:
-                request.mode.after_convert(onnx_program)
+
+        def make() -> torch.onnx.ONNXProgram:
+            return _converted(request, program, table)
+
+        facts: dict[str, Any] = {}
+        with request.stage("convert"):
+            if request.conversions is None:
+                onnx_program = make()
+            else:
+                settings = f"{sorted(request.options.items())!r} {request.dynamic_names!r}"
+                onnx_program, facts = request.conversions.obtain(program, settings, make)
         graph = onnx_program.model.graph
         paths, constants = graph_outputs(program, request.output_paths)
         return Exported(
@@ -164,5 +181,5 @@ class OnnxDynamo:
             match_inputs(program, request.input_paths, [str(value.name) for value in graph.inputs]),
             paths,
             constants,
-            facts={"fx_nodes": len(program.graph.nodes)},
+            facts={"fx_nodes": len(program.graph.nodes), **facts},
         )

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["shared_tables"]
+__all__ = ["only_known_functions", "shared_tables"]
+
+_KNOWN = ("torch", "onnxscript", "transformers")
 
 _lock = threading.RLock()
 _depth = 0
@@ -61,6 +63,22 @@ def _registered() -> list[Any]:
     for name, overloaded in registration.default_registry.items():
         found += [name, *overloaded.overloads, None, *overloaded.complex]
     return found
+
+
+def only_known_functions() -> bool:
+    """Whether all functions that a conversion may call are of torch, onnxscript or transformers.
+
+    A library or a conftest file may register ONNX functions and decompositions of its own.
+    """
+    import torch._decomp
+
+    found = [each for each in _registered() if each is not None and not isinstance(each, str)]
+    functions = [getattr(each, "onnx_function", each) for each in found]
+    for table in torch._decomp.global_decomposition_table.values():
+        functions += table.values()
+    return all(
+        str(getattr(function, "__module__", "") or "").partition(".")[0] in _KNOWN for function in functions
+    )
 
 
 def _absent(names: list[str]) -> list[str]:

@@ -50,6 +50,8 @@ class GraphObservation:
         Index of a call -> path of an input that eager writes to in place -> what is in it after the call.
     stateful:
         Labels of the parameters and buffers that eager itself changes.
+    answers:
+        What checks asked of eager once, for the exporters and patch modes that follow.
     """
 
     name: str | None
@@ -60,6 +62,7 @@ class GraphObservation:
     writes: dict[int, dict[str, torch.Tensor]] = field(default_factory=dict)
     stateful: frozenset[str] = frozenset()
     seen: Sequence[RecordedCall] = ()
+    answers: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def eager(self, arguments: Mapping[str, Any]) -> Any:
         """Call the target with (copies of) `arguments`; outputs are its own."""

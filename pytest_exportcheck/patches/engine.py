@@ -17,7 +17,7 @@ import torch
 from ..errors import PatchError
 from .patch import MISSING, Patch, resolve
 
-__all__ = ["Activity", "applied", "codes_of", "lines_of", "patched_code"]
+__all__ = ["Activity", "active_patches", "applied", "codes_of", "lines_of", "patched_code"]
 
 #: Held while any patch is active: patches are process-wide, so a second thread would export under the first
 #: one's, and restore them under its feet.
@@ -72,6 +72,11 @@ class Activity:
     def called(self) -> dict[str, int]:
         """Those that were called at least once."""
         return {name: count for name, count in self.calls.items() if count}
+
+
+def active_patches() -> tuple[Patch, ...]:
+    """The patches in place now, of every block, in the order in which they were put there."""
+    return tuple(_ACTIVE)
 
 
 @contextlib.contextmanager

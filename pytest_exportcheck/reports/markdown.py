@@ -7,6 +7,7 @@ from typing import Any
 
 from .diagnosis import guilty_line
 from .matrix import Matrix, cell_text, counts, is_case
+from .reuse import reuse_lines
 
 __all__ = ["markdown", "markdown_cell"]
 
@@ -28,7 +29,7 @@ def markdown(
         out, and it says so.
     """
     cases = [record for record in records if is_case(record)]
-    ending = [f"{markdown_cell(note)}  " for note in notes]
+    ending = [f"{markdown_cell(note)}  " for note in (*notes, *reuse_lines(cases, every_case=False))]
     head = ["## exportcheck", "", f"{len(cases)} cases: {counts(cases)}", ""]
     matrix = Matrix.of(records)
     tables: list[str] = []

@@ -202,6 +202,14 @@ class Record(_Open):
         Field(description="Outputs outside the tolerance that agree: eager itself moves as far by rounding."),
     ] = []
     resize: Annotated[Resize | None, Field(description="Other sizes.")] = None
+    same_graph_as: Annotated[
+        str, Field(description="The patch mode whose captured graph is the same; its results hold here too.")
+    ] = ""
+    conversion: Annotated[
+        str,
+        Field(description="`new`, `shared` (with the mode of the same graph) or `cached` (of a run before)."),
+    ] = ""
+    cache_notes: Annotated[list[str], Field(description="What is wrong with the cache of conversions.")] = []
     patches: Annotated[Patches | None, Field(description="The patches it went through.")] = None
     causes: Annotated[
         list[dict[str, str]],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,18 @@ def test_nested_arguments_and_caches_have_their_symbols() -> None:
 # sizes on both sides
 
 
-def comparison(names: Sequence[str], holds: Callable[[Mapping[str, Any]], Any]) -> Comparison:
-    return Comparison("it", tuple(names), "m.py:1: if", holds)
+@dataclass(frozen=True)
+class Judged(Comparison):
+    judge: Callable[[Mapping[str, Any]], Any] = field(default=lambda sizes: None, compare=False)
+
+    def holds(self, sizes: Mapping[str, Any]) -> Any:
+        return self.judge(sizes)
+
+
+def comparison(
+    names: Sequence[str], holds: Callable[[Mapping[str, Any]], Any], place: str = "m.py:1: if"
+) -> Comparison:
+    return Judged("it", tuple(names), place, judge=holds)
 
 
 def found_for(
@@ -254,9 +265,36 @@ def test_what_cannot_be_evaluated_is_listed_and_breaks_no_case() -> None:
         assert found_for(unknown) == []
 
 
+def test_a_condition_is_text_of_sizes_and_of_nothing_else() -> None:
+    """It may come from a file."""
+    for code, holds in (
+        ("_0 > 32", True),
+        ("_0 % 8 == 0 and _0 + _1 < 60", True),
+        ("math.floor(_0 / 3) == 13", True),
+        ("max(_0, _1) < 40", False),
+    ):
+        assert bool(Comparison("it", ("n", "m"), code=code).holds({"n": 40, "m": 2})) is holds, code
+    for code in (
+        "",
+        "_0 >",
+        "print(_0)",
+        "().__class__.__base__.__subclasses__()",
+        "math.__class__",
+        "math.floor.__self__",
+        "torch.ops",
+        "min.__globals__",
+        "[_0 for _0 in (1,)]",
+        "(lambda: 1)()",
+        "__import__('os')",
+        "max(_0, key=_1)",
+        "'text'",
+    ):
+        assert Comparison("it", ("n", "m"), code=code).holds({"n": 40, "m": 2}) is None, code
+
+
 def test_only_branches_that_are_not_about_0_and_1_explain_a_failure() -> None:
     threshold, ones = comparison(["n"], lambda s: s["n"] > 32), comparison(["n"], lambda s: s["n"] == 1)
-    nowhere = Comparison("it", ("n",), "", lambda s: s["n"] > 32)
+    nowhere = comparison(["n"], lambda s: s["n"] > 32, place="")
     assert decided_otherwise([threshold, ones, nowhere], {"n": 5}, {"n": 40}) == [threshold]
     assert decided_otherwise([threshold, ones], {"n": 5}, {"n": 1}) == []
 

@@ -45,11 +45,12 @@ class Observation:
 class SpecRun:
     alive = 0
 
-    def __init__(self, spec, share=True):
+    def __init__(self, spec, share=True, cache=None):
         self.spec = spec
         self.observations = {}
         SpecRun.alive += 1
-        _log(f"open {spec.name}" + ("" if share else ", nothing shared"))
+        kept = f", cache {cache.folder.name} {cache.limit}" if cache else ""
+        _log(f"open {spec.name}" + ("" if share else ", nothing shared") + kept)
 
     def observe(self, device, dtype, mode="none", enter=lambda stage: None):
         key = (device, dtype)

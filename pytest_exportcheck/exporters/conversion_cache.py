@@ -1,0 +1,362 @@
+"""Conversions of earlier runs in a directory: one file each, JSON and an ONNX model, no pickles and no paths.
+
+An entry is used only if its manifest holds the very key that is asked for and its checksum is right; anything
+else is ignored with a word. Weights that the model shares with the program are not in it: they are those of
+the program that asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import tempfile
+import time
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .guards import Comparison
+from .tables import only_known_functions
+
+__all__ = ["ConversionCache", "Found"]
+
+#: Of what a file holds; another one is not read.
+FORMAT = 1
+
+_SUFFIX = ".conversion"
+_MANIFEST, _MODEL = "manifest.json", "model.onnx"
+
+#: Distributions whose version decides what a conversion makes.
+_PACKAGES = (
+    *("torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "transformers"),
+    *("numpy", "sympy", "ml-dtypes", "torchvision"),
+)
+
+#: Variables that torch.onnx and onnxscript read.
+_VARIABLES = ("TORCHLIB_", "TORCH_ONNX", "TORCHONNX", "ONNX")
+
+#: A temporary file of this age, in seconds, was left by a process that died.
+_STALE = 3600.0
+
+#: Protobuf takes no message of 2 GiB.
+_LARGEST = 1_500_000_000
+
+#: Notes at nodes with lines of source: the paths in them are those of one machine.
+_PATHS = "pkg.torch.onnx.stack_trace"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A conversion of an earlier run."""
+
+    model: Any
+    comparisons: Sequence[Comparison]
+
+
+class _Refused(Exception):
+    """The text says what is wrong with an entry."""
+
+
+class ConversionCache:
+    """The entries of one directory.
+
+    Parameters
+    ----------
+    folder:
+        Made at the first entry.
+    limit:
+        Bytes; beyond it the entries that were not used for longest are removed.
+    salt:
+        More that every key depends on.
+    """
+
+    def __init__(self, folder: Path, limit: int, salt: str = "") -> None:
+        self.folder = folder
+        self._limit = limit
+        self._salt = salt
+        self._said: set[str] = set()
+
+    def key(
+        self, *, graph: str, weights: Mapping[str, torch.Tensor], settings: str, patches: str, exporter: str
+    ) -> dict[str, Any] | None:
+        """All that a conversion depends on; ``None`` where functions of the user's take part in it."""
+        if not only_known_functions():
+            return None
+        return {
+            "graph": graph,
+            "weights": {name: _digest(tensor) for name, tensor in weights.items()},
+            "exporter": exporter,
+            "settings": settings,
+            "patches": patches,
+            "code": _code_digest(),
+            "versions": _versions(),
+            "variables": {n: v for n, v in sorted(os.environ.items()) if n.startswith(_VARIABLES)},
+            # A warning that is an error is a failure of the conversion.
+            "errors": sorted(_filters()),
+            "salt": self._salt,
+        }
+
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """The file of an entry."""
+        name = hashlib.sha256(_canonical(key)).hexdigest()
+        return self.folder / name[:2] / f"{name}{_SUFFIX}"
+
+    def read(
+        self, key: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
+    ) -> tuple[Found | None, list[str]]:
+        """(the conversion, or ``None``; a word on an entry that is there and cannot be used)."""
+        path = self.path(key)
+        try:
+            with open(path, "rb") as file:
+                found = _read(file, key, weights)
+        except FileNotFoundError:
+            return None, []
+        except _Refused as refused:
+            return None, [f"{path} is ignored: {refused}"]
+        except Exception as error:
+            return None, [f"{path} is ignored: {_first_line(error)}"]
+        with contextlib.suppress(OSError):
+            os.utime(path)  # It was used.
+        return found, []
+
+    def write(
+        self,
+        key: Mapping[str, Any],
+        model: Any,
+        weights: Mapping[str, torch.Tensor],
+        comparisons: Sequence[Comparison],
+    ) -> list[str]:
+        """Keep a conversion; a word if that cannot be done, once per reason."""
+        path = self.path(key)
+        try:
+            data, shared = _to_bytes(model, weights)
+            manifest = {
+                "format": FORMAT,
+                "key": key,
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "weights": shared,
+                "comparisons": [
+                    {"text": c.text, "names": list(c.names), "value": c.value, "code": c.code}
+                    for c in comparisons
+                ],
+            }
+            if len(data) > min(_LARGEST, self._limit):
+                return []
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, manifest, data)
+            self._bound()
+        except OSError as error:
+            text = f"{self.folder} keeps no conversions: {error.strerror or error}"
+            if text in self._said:
+                return []
+            self._said.add(text)
+            return [text]
+        return []
+
+    def remove(self, key: Mapping[str, Any]) -> None:
+        """Take an entry out."""
+        with contextlib.suppress(OSError):
+            self.path(key).unlink(missing_ok=True)
+
+    def _bound(self) -> None:
+        """Remove what was not used for longest, until the rest is within the limit."""
+        entries: list[tuple[float, int, Path]] = []
+        now = time.time()
+        for folder in self.folder.glob("??"):
+            for file in folder.iterdir():
+                with contextlib.suppress(OSError):  # another process removed it
+                    seen = file.stat()
+                    if file.suffix == _SUFFIX:
+                        entries.append((seen.st_mtime, seen.st_size, file))
+                    elif file.suffix == ".new" and now - seen.st_mtime > _STALE:
+                        file.unlink()
+        size = sum(entry[1] for entry in entries)
+        for _, bytes_, file in sorted(entries):
+            if size <= self._limit:
+                break
+            with contextlib.suppress(OSError):
+                file.unlink()
+            size -= bytes_
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=True).encode()
+
+
+def _write(path: Path, manifest: Mapping[str, Any], data: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                archive.writestr(_MANIFEST, _canonical(manifest))
+                archive.writestr(_MODEL, data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _read(file: Any, key: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Found:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            entries = archive.infolist()
+            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+            if [entry.filename for entry in entries] != [_MANIFEST, _MODEL] or not stored:
+                raise _Refused("it is no entry of this cache")
+            manifest = json.loads(archive.read(_MANIFEST))
+            data = archive.read(_MODEL)
+    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
+        raise _Refused(f"it is damaged ({_first_line(error)})") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise _Refused("it has another format")
+    if manifest.get("key") != json.loads(_canonical(key)):
+        raise _Refused("it was made for something else")
+    if hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
+        raise _Refused("its checksum is wrong")
+    comparisons = [
+        Comparison(
+            str(each["text"]), tuple(map(str, each["names"])), "", bool(each["value"]), str(each["code"])
+        )
+        for each in manifest["comparisons"]
+    ]
+    return Found(_from_bytes(data, manifest["weights"], weights), comparisons)
+
+
+@contextlib.contextmanager
+def _without_weights(model: Any, shared: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, the initializers of `shared` say that their values are elsewhere."""
+    import onnx_ir
+
+    kept = {name: model.graph.initializers[name].const_value for name in shared}
+    try:
+        for name, tensor in kept.items():
+            model.graph.initializers[name].const_value = onnx_ir.ExternalTensor(
+                f"weight:{shared[name]}",
+                0,
+                int(tensor.nbytes),
+                tensor.dtype,
+                shape=tensor.shape,
+                name=name,
+            )
+        yield
+    finally:
+        for name, tensor in kept.items():
+            model.graph.initializers[name].const_value = tensor
+
+
+def _to_bytes(model: Any, weights: Mapping[str, torch.Tensor]) -> tuple[bytes, dict[str, str]]:
+    """(the model without the weights that it shares with the program, initializer -> name of the weight)."""
+    import onnx_ir
+
+    places = {_place(tensor): name for name, tensor in weights.items() if tensor.is_contiguous()}
+    shared = {}
+    for name, value in model.graph.initializers.items():
+        raw = getattr(value.const_value, "raw", None)
+        if isinstance(raw, torch.Tensor) and raw.is_contiguous() and raw.numel() and _place(raw) in places:
+            shared[str(name)] = places[_place(raw)]
+    with _without_weights(model, shared):
+        proto = onnx_ir.to_proto(model)
+    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
+        _drop_paths(nodes)
+    return proto.SerializeToString(deterministic=True), shared
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype, tensor.device
+
+
+def _drop_paths(nodes: Any) -> None:
+    for node in nodes:
+        kept = [(entry.key, entry.value) for entry in node.metadata_props if entry.key != _PATHS]
+        del node.metadata_props[:]
+        for name, value in kept:
+            node.metadata_props.add(key=name, value=value)
+        for attribute in node.attribute:
+            for graph in (attribute.g, *attribute.graphs):
+                _drop_paths(graph.node)
+
+
+def _from_bytes(data: bytes, shared: Mapping[str, str], weights: Mapping[str, torch.Tensor]) -> Any:
+    """The model, with the weights of the program; copies none of them."""
+    import onnx
+    import onnx_ir
+    from onnx_ir.tensor_adapters import TorchTensor
+
+    model = onnx_ir.from_proto(onnx.load_from_string(data))
+    missing = [
+        name
+        for name, value in model.graph.initializers.items()
+        if isinstance(value.const_value, onnx_ir.ExternalTensor) and name not in shared
+    ]
+    if missing:
+        raise _Refused(f"the values of {missing[0]} are not in it")
+    for name, weight in shared.items():
+        value = model.graph.initializers[name]
+        tensor = TorchTensor(weights[weight].detach(), name=name)
+        if value.const_value is None or (tensor.dtype, tensor.shape) != (
+            value.const_value.dtype,
+            value.const_value.shape,
+        ):
+            raise _Refused(f"{name} is another weight than {weight}")
+        value.const_value = tensor
+    return model
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    data = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)} {list(tensor.stride())}".encode())
+    if tensor.numel():
+        values: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        data.update(values)
+    return data.hexdigest()
+
+
+def _filters() -> Iterator[str]:
+    filters: list[Any] = list(warnings.filters)
+    for action, text, category, module, line in filters:
+        if action == "error":
+            patterns = [p.pattern if isinstance(p, re.Pattern) else str(p) for p in (text, module)]
+            yield f"{patterns} {category.__module__}.{category.__qualname__} {line}"
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    found = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "torch build": str(torch.version.git_version),
+    }
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Of our own code that a conversion goes through."""
+    root = Path(__file__).parent.parent
+    digest = hashlib.sha256()
+    for room in ("exporters", "patches", "pytrees"):
+        for file in sorted((root / room).rglob("*.py")):
+            digest.update(file.relative_to(root).as_posix().encode() + b"\n" + file.read_bytes())
+    return digest.hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
