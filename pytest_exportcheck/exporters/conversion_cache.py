@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
+from .fingerprint import version_of
 from .guards import Comparison
 from .tables import only_known_functions
 
@@ -86,6 +88,8 @@ class ConversionCache:
         self._limit = limit
         self._salt = salt
         self._said: set[str] = set()
+        #: Weights are the same tensors in every case of a spec: (how often written to, digest).
+        self._digests: Any = WeakIdKeyDictionary()
 
     def key(
         self, *, graph: str, weights: Mapping[str, torch.Tensor], settings: str, patches: str, exporter: str
@@ -95,7 +99,7 @@ class ConversionCache:
             return None
         return {
             "graph": graph,
-            "weights": {name: _digest(tensor) for name, tensor in weights.items()},
+            "weights": {name: self._digest(tensor) for name, tensor in weights.items()},
             "exporter": exporter,
             "settings": settings,
             "patches": patches,
@@ -106,6 +110,13 @@ class ConversionCache:
             "errors": sorted(_filters()),
             "salt": self._salt,
         }
+
+    def _digest(self, tensor: torch.Tensor) -> str:
+        version = version_of(tensor)
+        known = self._digests.get(tensor)
+        if known is None or known[0] != version:
+            known = self._digests[tensor] = (version, _digest(tensor))
+        return str(known[1])
 
     def path(self, key: Mapping[str, Any]) -> Path:
         """The file of an entry."""

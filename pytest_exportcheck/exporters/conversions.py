@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..observe import GraphShapes
-from .fingerprint import graph_digest, tensors_of
+from .fingerprint import graph_digest, tensors_of, version_of
 from .guards import CaptureWatch, Comparison
 
 if TYPE_CHECKING:
@@ -33,19 +33,15 @@ class Weights:
     def of(cls, program: torch.export.ExportedProgram) -> Weights:
         """Those of `program`."""
         tensors = tensors_of(program)
-        return cls(tensors, {name: _version(tensor) for name, tensor in tensors.items()})
+        return cls(tensors, {name: version_of(tensor) for name, tensor in tensors.items()})
 
     def equal(self, other: Weights) -> bool:
         """By identity, or by value."""
         if self.tensors.keys() != other.tensors.keys():
             return False
-        if any(_version(tensor) != self.versions[name] for name, tensor in self.tensors.items()):
+        if any(version_of(tensor) != self.versions[name] for name, tensor in self.tensors.items()):
             return False  # Written to since: what was made of them is of other values.
         return all(_equal(tensor, other.tensors[name]) for name, tensor in self.tensors.items())
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -18,7 +18,14 @@ from .guards import CaptureWatch, size_facts
 
 _FILE_MODULE = re.compile(r"\b_exportcheck_(\w+)_[0-9a-f]{12}\.")
 
-__all__ = ["draws_random_numbers", "fingerprint", "graph_digest", "tensors_of", "weights_digest"]
+__all__ = [
+    "draws_random_numbers",
+    "fingerprint",
+    "graph_digest",
+    "tensors_of",
+    "version_of",
+    "weights_digest",
+]
 
 
 def fingerprint(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: GraphShapes) -> str:
@@ -55,6 +62,11 @@ def tensors_of(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]
             if node.op == "get_attr":
                 held[f"{path}:{node.target}"] = _attribute(module, str(node.target))
     return {name: value for name, value in sorted(held.items()) if isinstance(value, torch.Tensor)}
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to in place."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def draws_random_numbers(program: torch.export.ExportedProgram) -> bool:

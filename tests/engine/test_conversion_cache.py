@@ -503,3 +503,28 @@ def test_many_at_once(runs: Runs) -> None:
     assert read == comparison
     assert read.holds({"seq": 33})
     assert not read.holds({"seq": 32})
+
+
+def test_a_weight_is_read_once_until_it_is_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[torch.Tensor] = []
+    digest = conversion_cache._digest
+
+    def counted(tensor: torch.Tensor) -> str:
+        read.append(tensor)
+        return digest(tensor)
+
+    monkeypatch.setattr(conversion_cache, "_digest", counted)
+    cache = ConversionCache(tmp_path, 10**9)
+    weight = torch.ones(3)
+
+    def key() -> Any:
+        return cache.key(graph="g", weights={"w": weight}, settings="", patches="", exporter="e")
+
+    first = key()
+    assert key() == first
+    assert len(read) == 1
+    weight[0] = 2
+    assert key() != first
+    assert len(read) == 2
