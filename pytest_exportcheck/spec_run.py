@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Callable
 from typing import Any, cast
@@ -65,12 +64,11 @@ class SpecRun:
         self._prepared: dict[tuple[str | None, ...], PatchMode | ExportCheckError] = {}
 
     def close(self) -> None:
-        """Free the models and what was recorded."""
+        """Let go of the models and of what was recorded; the garbage collector finds what is in cycles."""
         self._models.clear()
         self._observations.clear()
         self._prepared.clear()
         release_leftovers()
-        gc.collect()
 
     def forget(self, device: str, dtype: str) -> None:
         """Build the model and observe it again for the next case: this one was changed."""
