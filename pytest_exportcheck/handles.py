@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,14 +43,16 @@ class SpecRuns:
     def of(self, spec: ModelSpec) -> SpecRun:
         """The run of `spec`; closes the one of another spec."""
         if self._run is None or self._spec is None or self._spec.path != spec.path:
-            self.close()
+            if self._run is not None:
+                self.close()
+                gc.collect()
             from .pipeline import SpecRun
 
             self._spec, self._run = spec, SpecRun(spec, self._share, self._cache)
         return self._run
 
     def close(self) -> None:
-        """Free the model and the programs."""
+        """Let go of the model and the programs."""
         run, self._run, self._spec = self._run, None, None
         if run is not None:
             run.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Generator
@@ -77,7 +78,9 @@ class CaseRunner:
         self._session.note_environment()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
         planned = self._session.case_of(item)
         if planned is None:
             return (yield)
@@ -92,6 +95,12 @@ class CaseRunner:
             self._session.running = None
             if self._session.markers is not None:
                 self._session.markers.clear()
+            if nextitem is not None and nextitem.getparent(pytest.Module) is not item.getparent(
+                pytest.Module
+            ):
+                # Of the spec that ended, before the next one is loaded. Only now: what the test logged, and
+                # with it the arguments of the records, is let go after the fixtures.
+                gc.collect()
 
     def _expect(self, item: pytest.Item, spec: ModelSpec, running: RunningCase) -> None:
         expected = expectation_for(spec, running.planned.case)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -83,7 +82,7 @@ class SpecRun:
         self._prepared: dict[tuple[str | None, ...], PatchMode | ExportCheckError] = {}
 
     def close(self) -> None:
-        """Free the models and what was recorded."""
+        """Let go of the models and of what was recorded; the garbage collector finds what is in cycles."""
         self._models.clear()
         self._watches.clear()
         self._first_watch = None
@@ -91,7 +90,6 @@ class SpecRun:
         self._prepared.clear()
         self._drop_programs()
         release_leftovers()
-        gc.collect()
 
     def forget(self, device: str, dtype: str) -> None:
         """Build the model and observe it again for the next case: this one was changed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,57 @@ def test_saving_beside_leaves_the_exporters_model_whole(
             opened = session(model, {"x": "x"}, ["y"])
             assert opened.run({"x": torch.ones(64)})[0][1].tolist() == [4.0] * 64
             del opened
+
+
+def _large() -> onnx.ModelProto:
+    return graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        {"x": FLOAT},
+        {"y": FLOAT},
+        {"w": torch.rand(64, 64, generator=torch.Generator().manual_seed(0)).numpy()},
+    )
+
+
+@pytest.mark.parametrize("form", ["proto", "ir"])
+def test_large_weights_lie_beside_the_model_while_the_session_lives(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx_ir
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    proto = _large()
+    before = proto.SerializeToString()
+    model = proto if form == "proto" else onnx_ir.from_proto(proto)
+    inline = session(model, {"x": "x"}, ["y"])
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(onnx_runtime, "_INLINE_LIMIT", 64 * 64 * 4)
+    beside = session(model, {"x": "x"}, ["y"])
+    (data,) = tmp_path.glob("*/model.onnx.data")
+    assert data.stat().st_size == 64 * 64 * 4
+    x = torch.rand(3, 64)
+    assert torch.equal(inline.run({"x": x})[0][1], beside.run({"x": x})[0][1])
+    sizes = [opened.facts.pop("model_bytes") for opened in (inline, beside)]
+    assert abs(sizes[0] - sizes[1]) < 200
+    assert inline.facts == beside.facts
+    # The exporter's model is as it was.
+    assert proto.SerializeToString() == before
+    del beside
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_no_failure_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnx_ir
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(onnx_ir, "save", full)
+    monkeypatch.setattr(onnx_runtime, "_INLINE_LIMIT", 1)
+    opened = session(_large(), {"x": "x"}, ["y"])
+    assert opened.run({"x": torch.ones(1, 64)})[0][1].shape == (1, 64)
+    monkeypatch.setattr(onnx_runtime, "_MESSAGE_LIMIT", 1)
+    with pytest.raises(SessionError, match="No space left"):
+        session(_large(), {"x": "x"}, ["y"])
 
 
 # callables and exported programs
