@@ -235,15 +235,19 @@ def test_what_differs_everywhere_a_little_is_no_rounding():
 
 
 def test_one_uncertain_element_vouches_for_no_other():
+    """Of each element the fault is within what its moves allow, and three times what they are as a whole."""
     x = draw(400, 60)
     x[0] += 30000
     right = variance(x.double()).float()
     assert judged(variance, x, right).ok
-    # Of the elements of one size alone: see above.
-    moves = judged(variance, x[1:], right[1:]).eager_moves
-    assert moves is not None
-    wrong = right + moves * 1.5
+    with register_flattening_functions(None):
+        eager, ((path, expected),) = eager_of(variance, x)
+        assert eager.replay(12), eager.problem
+        spread = eager.spread(path, expected)
+    assert spread is not None
+    wrong = expected + 3 * spread.mean
     wrong[0] = right[0]
+    assert bool(((wrong - expected).abs() <= spread.allowed).all())
     assert not judged(variance, x, wrong).ok
 
 
