@@ -1,13 +1,16 @@
 """All that a model and the code of its classes hold: looked at when it is built, and again after calls.
 
-Beside parameters, buffers and attributes of every submodule: attributes of their classes, what their methods
-close over, the globals of the files these are defined in, and what `functools.lru_cache` keeps there.
+Beside parameters, buffers, hooks and attributes of every submodule: attributes of their classes, what their
+functions close over, have as defaults and as attributes, the globals of the files these are defined in, the
+classes and modules that they name, and what `functools.lru_cache` keeps there.
 """
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
+import copy
 import functools
 import inspect
 import os
@@ -34,7 +37,12 @@ _DEPTH = 5
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
-_COPIED = (dict, list, set, collections.deque, collections.OrderedDict, collections.defaultdict)
+_COPIED = (
+    *(dict, list, set, bytearray, array.array),
+    *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
+)
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 #: Whose globals and class attributes say nothing about one model.
 _LIBRARIES = frozenset({"torch", "transformers", "numpy", "pytest_exportcheck", *sys.stdlib_module_names})
@@ -74,15 +82,43 @@ def _key(value: Any, depth: int = _DEPTH) -> Any:
         return value.get_state().numpy().tobytes()
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         return value.shape, str(value.dtype), zlib.crc32(value.tobytes())
+    if isinstance(value, (bytearray, array.array)):
+        return type(value), bytes(value)
     if not depth or isinstance(value, (type, types.ModuleType, types.FunctionType, torch.nn.Module)):
         return id(value)
+    if isinstance(value, functools.partial):
+        return id(value), _key((value.func, value.args, value.keywords), depth)
+    if isinstance(value, types.MethodType):
+        return id(value.__func__), _key(value.__self__, depth - 1)
     if isinstance(value, Mapping) and (type(value) in _COPIED or not _is_library(type(value).__module__)):
         return type(value), tuple((_key(key, 1), _key(item, depth - 1)) for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         return type(value), tuple(_key(item, depth - 1) for item in value)
-    if hasattr(value, "__dict__"):
-        return id(value), _key(vars(value), depth - 1)
-    return id(value)
+    contents = _contents(value)
+    return id(value) if contents is None else (id(value), _key(contents, depth - 1))
+
+
+def _slots(kind: type) -> list[str]:
+    """Names of the slots of a class that is no library's."""
+    found = []
+    for cls in kind.__mro__:
+        slots = () if _is_library(cls.__module__) else vars(cls).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            hidden = name.startswith("__") and not name.endswith("__")
+            found.append(f"_{cls.__name__.lstrip('_')}{name}" if hidden else name)
+    return [name for name in found if name not in ("__dict__", "__weakref__")]
+
+
+def _contents(value: Any) -> dict[str, Any] | None:
+    """What is in the dict and the slots of an object; ``None`` if it has neither."""
+    slots = _slots(type(value))
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    held = dict(vars(value)) if hasattr(value, "__dict__") else {}
+    for name in slots:
+        with contextlib.suppress(AttributeError):
+            held[name] = object.__getattribute__(value, name)
+    return held
 
 
 def _is_library(module: object) -> bool:
@@ -90,10 +126,10 @@ def _is_library(module: object) -> bool:
 
 
 def _is_plain_object(value: Any) -> bool:
-    """Whether all that an object holds is in its dict, and its class is no library's."""
+    """Whether all that an object holds is in its dict and slots, and its class is no library's."""
     kind = type(value)
     return (
-        hasattr(value, "__dict__")
+        (hasattr(value, "__dict__") or bool(_slots(kind)))
         and not any("__new__" in vars(cls) for cls in kind.__mro__[:-1])
         and not _is_library(kind.__module__)
         and not isinstance(value, torch.nn.Module)
@@ -110,11 +146,16 @@ def _copy(value: Any) -> Any:
         return [_copy(item) for item in value]
     if type(value) is collections.deque:
         return collections.deque((_copy(item) for item in value), value.maxlen)
-    if type(value) is set:
-        return set(value)
+    if type(value) in (set, bytearray, array.array, collections.Counter):
+        return copy.copy(value)
     if _is_plain_object(value):
         twin = object.__new__(type(value))
-        vars(twin).update((name, _copy(item)) for name, item in vars(value).items())
+        inside = vars(twin) if hasattr(twin, "__dict__") else {}
+        for name, item in (_contents(value) or {}).items():
+            if name in _slots(type(value)):
+                object.__setattr__(twin, name, _copy(item))
+            else:
+                inside[name] = _copy(item)
         return twin
     return value
 
@@ -157,48 +198,145 @@ def _counts(name: str, value: Any) -> bool:
     return not (name.startswith("__") and name.endswith("__")) and _is_state(value)
 
 
+def _chain(value: Any) -> Iterator[types.FunctionType]:
+    """The functions that a callable is made of: of decorators each, which may hold state of their own."""
+    seen: set[int] = set()
+    while value is not None and id(value) not in seen:
+        seen.add(id(value))
+        if isinstance(value, functools.partial):
+            value = value.func
+            continue
+        value = getattr(value, "__func__", value)
+        if isinstance(value, types.FunctionType):
+            yield value
+        value = inspect.getattr_static(value, "__wrapped__", None)
+
+
 def _functions(cls: type) -> Iterator[types.FunctionType]:
     for value in vars(cls).values():
-        for part in (value, getattr(value, "func", None), getattr(value, "fget", None)):
-            found = inspect.unwrap(getattr(part, "__func__", part)) if callable(part) else None
-            if isinstance(found, types.FunctionType):
-                yield found
+        # Of properties and of `functools.cached_property`, too.
+        for part in (
+            value,
+            *(inspect.getattr_static(value, name, None) for name in ("func", "fget", "fset")),
+        ):
+            yield from _chain(part)
 
 
-def _places(module: torch.nn.Module) -> dict[Any, _Place]:
-    """Namespaces of the code of the model's classes, by identity; those of libraries left out."""
-    found: dict[Any, _Place] = {}
-    functions: list[types.FunctionType] = []
-    for cls in dict.fromkeys(cls for part in module.modules() for cls in type(part).__mro__):
-        own = [function for function in _functions(cls) if not _is_library(function.__module__)]
-        functions += own
-        if own:
-            bind, drop = functools.partial(setattr, cls), functools.partial(delattr, cls)
-            found[cls] = _Place(
-                f"class attribute `{cls.__name__}.{{}}`", functools.partial(vars, cls), bind, drop
-            )
-    seen: set[int] = set()
-    while functions:
-        function = functions.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
+def _names(code: types.CodeType) -> set[str]:
+    """Names that a function and those inside it read as globals or attributes."""
+    inner = [_names(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def _is_installed(names: Mapping[str, Any]) -> bool:
+    return str(names.get("__file__") or "").startswith(_INSTALLED)
+
+
+def _is_own_class(value: Any) -> bool:
+    """Whether `value` is a class of a file that is in no library and not installed."""
+    if not isinstance(value, type) or _is_library(value.__module__):
+        return False
+    return not _is_installed(getattr(sys.modules.get(value.__module__), "__dict__", {}))
+
+
+class _Places:
+    """Finds the namespaces that the code of a model uses, by identity; those of libraries left out."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.found: dict[Any, _Place] = {}
+        self._classes: set[type] = set()
+        self._functions: list[types.FunctionType] = []
+        self._seen: set[int] = set()
+        for part in module.modules():
+            self._add_class(type(part))
+            hooks = (hook for kind in _HOOKS for hook in vars(part)[kind].values())
+            for value in (*vars(part).values(), *hooks):
+                self._add(value)
+                if _is_own_class(type(value)):
+                    self._add_class(type(value))
+        while self._functions:
+            self._look_into(self._functions.pop())
+
+    def _add(self, value: Any) -> None:
+        self._functions += [each for each in _chain(value) if not _is_library(each.__module__)]
+
+    def _add_class(self, cls: type) -> None:
+        for each in cls.__mro__:
+            if each in self._classes:
+                continue
+            self._classes.add(each)
+            own = [function for function in _functions(each) if not _is_library(function.__module__)]
+            self._functions += own
+            if own or not _is_library(each.__module__):
+                bind, drop = functools.partial(setattr, each), functools.partial(delattr, each)
+                label = f"class attribute `{each.__name__}.{{}}`"
+                self.found[each] = _Place(label, functools.partial(vars, each), bind, drop)
+
+    def _look_into(self, function: types.FunctionType) -> None:
+        if id(function) in self._seen:
+            return
+        self._seen.add(id(function))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__":
-                found.setdefault(id(cell), _cell_place(name, cell))
+                place = self.found.setdefault(id(cell), _cell_place(name, cell))
+                for value in place.names().values():
+                    self._add(value)
+        held = vars(function)
+        label = f"attribute `{{}}` of function `{function.__qualname__}`"
+        self.found[id(function), "attributes"] = _Place(
+            label, lambda: held, held.__setitem__, held.__delitem__
+        )
+        if function.__defaults__ or function.__kwdefaults__:
+            self.found[id(function), "defaults"] = _defaults_place(function)
         names = function.__globals__
-        if id(names) not in found:
-            found[id(names)] = _globals_place(names)
-            # Functions that are imported from a file beside: their state counts as well.
-            called = [inspect.unwrap(value) for value in list(names.values()) if callable(value)]
-            functions += [
-                value
-                for value in called
-                if isinstance(value, types.FunctionType)
-                and not _is_library(value.__module__)
-                and not str(value.__globals__.get("__file__", "")).startswith(_INSTALLED)
-            ]
-    return found
+        self._add_globals(names)
+        used = _names(function.__code__)
+        # A class as a namespace, and a file beside that is imported as a whole.
+        for value in [names[name] for name in used if name in names]:
+            if _is_own_class(value):
+                self._add_class(value)
+            elif isinstance(value, types.ModuleType) and not _is_library(value.__name__):
+                inside = vars(value)
+                if inside.get("__file__") and not _is_installed(inside):
+                    self._add_globals(inside)
+                    for each in [inside[name] for name in used if _is_own_class(inside.get(name))]:
+                        self._add_class(each)
+
+    def _add_globals(self, names: dict[str, Any]) -> None:
+        if id(names) in self.found:
+            return
+        self.found[id(names)] = _globals_place(names)
+        # Functions that are imported from a file beside: their state counts as well.
+        for value in list(names.values()):
+            if callable(value) and not isinstance(value, type):
+                for each in _chain(value):
+                    if not _is_library(each.__module__) and not _is_installed(each.__globals__):
+                        self._functions.append(each)
+
+
+def _defaults_place(function: types.FunctionType) -> _Place:
+    """The default values of arguments: a list or dict among them outlives the call."""
+
+    def names() -> dict[str, Any]:
+        values = function.__defaults__ or ()
+        code = function.__code__
+        positional = code.co_varnames[: code.co_argcount]
+        return {
+            **dict(zip(positional[len(positional) - len(values) :], values, strict=True)),
+            **(function.__kwdefaults__ or {}),
+        }
+
+    def bind(name: str, value: Any) -> None:
+        if name in (function.__kwdefaults__ or {}):
+            function.__kwdefaults__[name] = value  # type: ignore[index]
+            return
+        now = names()
+        now[name] = value
+        keyword = function.__kwdefaults__ or {}
+        function.__defaults__ = tuple(value for key, value in now.items() if key not in keyword)
+
+    # An argument does not lose its default.
+    return _Place(f"default `{{}}` of function `{function.__qualname__}`", names, bind, lambda name: None)
 
 
 def _globals_place(names: dict[str, Any]) -> _Place:
@@ -227,8 +365,8 @@ class StateWatch:
 
     A right model costs a walk over its attributes and a look at a few thousand elements of each weight.
 
-    What is not seen: state of objects that a global holds and that have more than a dict, in modules of a
-    plain list, and in files of which the code of the model uses no function.
+    What is not seen: state of objects that a global holds and that have more than a dict and slots, in
+    iterators, in modules of a plain list, and in files that the code of the model does not name.
 
     Parameters
     ----------
@@ -238,7 +376,7 @@ class StateWatch:
 
     def __init__(self, module: torch.nn.Module, earlier: StateWatch | None = None) -> None:
         self.module = module
-        self._places = _places(module)
+        self._places = _Places(module).found
         # Alive, so that nothing new gets the identity of something old.
         self._tensors = dict(tensors_of(module))
         self._attributes = self._look()
@@ -252,11 +390,18 @@ class StateWatch:
                 self._code[key] = _look_at(place)
 
     def _look(self) -> dict[str, Held]:
-        found = {label: Held((id(t), _tensor_key(t)), text_of(t)) for label, t in tensors_of(self.module)}
+        found = {}
+        for label, tensor in tensors_of(self.module):
+            found[label] = Held((id(tensor), _tensor_key(tensor)), text_of(tensor))
+            for name, value in vars(tensor).items():
+                found[f"attribute `{name}` of {label}"] = Held(_key(value), text_of(value))
         known: dict[int, Any] = {}
         for path, part in self.module.named_modules():
             found[f"module `{path}`"] = Held(id(part), type(part).__name__)
             found[f"mode of `{path}`"] = Held(part.training, "train" if part.training else "eval")
+            for kind in _HOOKS:
+                for number, hook in vars(part)[kind].items():
+                    found[f"hook {number} of `{path}`"] = Held(_key(hook), text_of(hook))
             for name, value in vars(part).items():
                 if name in OWN_ATTRIBUTES:
                     continue

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .tolerance import size_of
+from .tolerance import below_fill_values
 from .trace import address
 
 __all__ = ["Moving", "is_rounded", "kept_generators"]
@@ -41,6 +41,12 @@ _EXACT = frozenset(
     upsample_nearest1d upsample_nearest2d upsample_nearest3d where zero zeros_like
     """.split()  # noqa: SIM905
 )
+
+#: Operators that write one number to many places: large ones of these are fill values.
+_FILLS = frozenset(("fill", "full", "full_like", "masked_fill", "new_full", "scalar_tensor", "where"))
+
+#: A number is a fill value that was seen before if they differ by at most this share.
+_SAME_FILL = 0.11
 
 #: Pointwise operators with an intermediate result that is rounded, and may cancel.
 _FUSED = frozenset(("addcdiv", "addcmul", "lerp"))
@@ -114,6 +120,8 @@ class Moving(TorchDispatchMode):
         self._strength = strength
         self._generators: dict[torch.device, torch.Generator] = {}
         self.limit = 0.0
+        #: Sizes of the fill values that were seen.
+        self._fills: set[float] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -121,6 +129,8 @@ class Moving(TorchDispatchMode):
             # `torch.cond` and the like: what they call is to be seen, too.
             return func(*_pytree.tree_map(self._within, args), **kwargs)
         self._refuse_writes(func, args, kwargs)
+        if self._seed is None and func.overloadpacket.__name__.rstrip("_") in _FILLS:
+            self._note_fills(_pytree.tree_leaves((args, kwargs)))
         rounds = _rounds(func)
         if not rounds or not any(map(is_rounded, _pytree.tree_leaves((args, kwargs)))):
             return func(*args, **kwargs)
@@ -143,13 +153,48 @@ class Moving(TorchDispatchMode):
 
     def _measure(self, name: str, args: Sequence[Any], leaves: Sequence[Any]) -> None:
         numbers = [leaf for leaf in leaves if is_rounded(leaf)]
-        sizes = [_size_of_numbers(leaf) for leaf in numbers]
+        sizes: list[float] = []
+        filled = False
+        for leaf in numbers:
+            size, has_fill = self._size_of_numbers(leaf, filled)
+            sizes.append(size)
+            filled = filled or has_fill
         if name in _TERMS and name != "cumsum":
             # The products that are summed are larger than what they are made of.
             sizes[-1] = max(sizes[-1], math.prod(sorted(sizes[:-1])[-2:]) * math.sqrt(_TERMS[name](args)))
         for leaf, size in zip(numbers, sizes, strict=True):
             eps = float(torch.finfo(leaf.dtype).eps)
             self.limit = max(self.limit, min(_ROUNDINGS * eps, _SHARE) * size)
+
+    def _note_fills(self, leaves: Sequence[Any]) -> None:
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor) and not leaf.dim() and is_rounded(leaf):
+                leaf = abs(leaf.item())
+            if isinstance(leaf, int | float) and math.isfinite(leaf) and leaf:
+                self._fills.add(abs(float(leaf)))
+
+    def _size_of_numbers(self, tensor: torch.Tensor, filled: bool) -> tuple[float, bool]:
+        """(largest absolute value without fill values, whether there are any).
+
+        One row of features may stand off from all others as fill values do: these come from an operator that
+        fills, from a tensor of zeros and one other value (a mask to be added), or from one that has some
+        (`filled`).
+        """
+        flat = tensor.detach().flatten().abs().to(torch.float64)
+        flat = flat[torch.isfinite(flat) & (flat > 0)]
+        if not flat.numel():
+            return 0.0, False
+        if flat.numel() > 1 and bool(flat.min() == flat.max()):
+            self._fills.add(float(flat[0]))
+            return 0.0, True
+        found = False
+        while (below := below_fill_values(flat)) is not None:
+            top = float(flat.max())
+            if not filled and not any(abs(top / each - 1) < _SAME_FILL for each in self._fills):
+                break
+            self._fills.add(top)
+            flat, found = below, True
+        return float(flat.max()), found
 
     def _within(self, value: Any) -> Any:
         """A function that runs under this mode."""
@@ -200,15 +245,6 @@ class Moving(TorchDispatchMode):
 def _scale(terms: int) -> float:
     """Roundings of a sum of so many terms of any sign, one after the other, by those of each term alone."""
     return max(1.0, math.sqrt(terms) / 6)
-
-
-def _size_of_numbers(tensor: torch.Tensor) -> float:
-    """Largest absolute value; 0 for a tensor of zeros and one other value, such as a mask to be added."""
-    sizes = tensor.detach().abs()
-    sizes = sizes[torch.isfinite(sizes) & (sizes > 0)]
-    if not sizes.numel() or (sizes.numel() > 1 and bool(sizes.min() == sizes.max())):
-        return 0.0
-    return size_of(tensor)
 
 
 @contextlib.contextmanager

@@ -55,7 +55,8 @@ _OF_OUTPUT = 0.05
 _STRONG_ONES, _STRONG, _WITHIN = 6, 8.0, 2.0
 
 #: Where rounding decides for so many elements, the root mean square of their errors is at most so many times
-#: that of the moves: a fault is in all of them (right programs: up to 1.1 for running sums, 0.6 for others).
+#: that of the moves, and so is that of errors by moves, in which the largest do not outweigh all others: a
+#: fault is in all of them (right programs: up to 1.1 for running sums, 0.6 for others).
 _MANY, _AS_A_WHOLE = 16, 2.0
 
 
@@ -307,7 +308,10 @@ def _is_shifted(
     if int(decided.sum()) < _MANY:
         return False
     excess = ((a - b).abs() - plain).clamp_min(0.0)[decided]
-    return float(excess.square().sum()) > _AS_A_WHOLE**2 * float(spread.mean[decided].double().square().sum())
+    moves = spread.mean[decided].double()
+    if float(excess.square().sum()) > _AS_A_WHOLE**2 * float(moves.square().sum()):
+        return True
+    return float((excess / moves).square().mean()) > _AS_A_WHOLE**2
 
 
 def note_rounding(record: dict[str, Any], results: Sequence[LeafComparison], what: str) -> None:

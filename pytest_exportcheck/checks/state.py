@@ -112,7 +112,13 @@ def _flat(tensor: torch.Tensor) -> list[Any]:
 
 def text_of(value: Any) -> str:
     """What is held, short: small tensors by value."""
-    return _tensor_text(value) if isinstance(value, torch.Tensor) else f"{value!r:.60}"
+    if isinstance(value, torch.Tensor):
+        return _tensor_text(value)
+    try:
+        return f"{value!r:.60}"
+    except Exception:
+        # Somebody's class, of which a message is not worth an error.
+        return f"a {type(value).__name__}"
 
 
 def model_state(module: torch.nn.Module, attributes: bool = True) -> dict[str, Held]:

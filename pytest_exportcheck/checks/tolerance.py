@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 import torch
 
-__all__ = ["Tolerance", "Tolerances", "size_of"]
+__all__ = ["Tolerance", "Tolerances", "below_fill_values", "size_of"]
 
 #: dtype -> (atol, rtol). For floats, atol is relative to the largest absolute value of the output (see
 #: `Tolerances`): tiny random models have tiny outputs, and a fixed atol would hide every error in them. Over
@@ -130,12 +130,16 @@ def size_of(tensor: torch.Tensor) -> float:
     flat = flat[torch.isfinite(flat) & (flat > 0)]
     if not flat.numel():
         return 0.0
-    while True:
-        top = flat.max()
-        below = flat[flat < top * _BAND]
-        if not below.numel() or top <= _FILL * below.max():
-            return float(top)
+    while (below := below_fill_values(flat)) is not None:
         flat = below
+    return float(flat.max())
+
+
+def below_fill_values(sizes: torch.Tensor) -> torch.Tensor | None:
+    """The absolute values below the largest ones, where these stand off as fill values do; else ``None``."""
+    top = sizes.max()
+    below = sizes[sizes < top * _BAND]
+    return below if below.numel() and top > _FILL * below.max() else None
 
 
 def _slice_sizes(expected: torch.Tensor, rounding: float, atol: float, least: float) -> torch.Tensor:

@@ -163,6 +163,104 @@ GUILTY: dict[str, tuple[str, str, str]] = {
         "",
         "class attribute `Net.first` changed from None to ",
     ),
+    "class-as-a-namespace": (
+        forward(*(line.format("State.first") for line in FIRST)),
+        "class State:\n    first = None",
+        "class attribute `State.first` changed from None to ",
+    ),
+    "class-method-of-a-registry": (
+        forward("kept = Registry.get()", "return x * kept.setdefault('first', x.mean())"),
+        "class Registry:\n    it = None\n\n    @classmethod\n    def get(cls):\n"
+        "        cls.it = {} if cls.it is None else cls.it\n        return cls.it",
+        "class attribute `Registry.it` changed from None to ",
+    ),
+    "slots": (
+        init("self.state = State()") + forward(*(line.format("self.state.first") for line in FIRST)),
+        "class State:\n    __slots__ = ('first',)\n\n    def __init__(self):\n        self.first = None",
+        "attribute `state` changed",
+    ),
+    "global-with-slots": (
+        forward(*(line.format("STATE.first") for line in FIRST)),
+        "class State:\n    __slots__ = ('first',)\n\n\nSTATE = State()\nSTATE.first = None",
+        "global `STATE` of net.py changed",
+    ),
+    "counter": (
+        init("self.rows = collections.Counter()")
+        + forward("self.rows['x'] = self.rows['x'] or len(x)", "return x * self.rows['x']"),
+        "import collections",
+        "attribute `rows` changed",
+    ),
+    "global-array": (
+        forward("if not ROWS:", "    ROWS.append(len(x))", "return x * ROWS[0]"),
+        "import array\n\nROWS = array.array('d')",
+        "global `ROWS` of net.py changed",
+    ),
+    "default-of-an-argument": (
+        forward("return norm(x)"),
+        "def norm(x, kept={}):\n    return x * kept.setdefault('first', x.mean())",
+        "default `kept` of function `norm` changed from {} to ",
+    ),
+    "default-of-a-keyword": (
+        "def norm(self, x, *, kept=[]):\n    kept[:] = kept or [x.mean()]\n    return x * kept[0]\n\n"
+        + forward("return self.norm(x)"),
+        "",
+        "default `kept` of function `Net.norm` changed from [] to ",
+    ),
+    "attribute-of-a-function": (
+        forward(*(line.format("norm.first") for line in FIRST)),
+        "def norm():\n    pass\n\n\nnorm.first = None",
+        "attribute `first` of function `norm` changed from None to ",
+    ),
+    "attribute-of-a-parameter": (
+        init("self.w = nn.Parameter(torch.ones(4))", "self.w.first = None")
+        + forward(*(line.format("self.w.first") for line in FIRST)),
+        "",
+        "attribute `first` of parameter `w` changed from None to ",
+    ),
+    "closure-in-an-attribute": (
+        init("self.norm = made()") + forward("return self.norm(x)"),
+        "def made():\n    kept = {}\n    return lambda x: x * kept.setdefault('first', x.mean())",
+        "closure variable `kept` changed from {} to ",
+    ),
+    "closure-of-a-decorator": (
+        "@once\ndef factor(self, x):\n    return x.mean()\n\n" + forward("return x * self.factor(x)"),
+        "def once(function):\n    kept = {}\n\n    @functools.wraps(function)\n    def inner(self, x):\n"
+        "        if not kept:\n            kept['first'] = function(self, x)\n"
+        "        return kept['first']\n\n    return inner",
+        "closure variable `kept` changed from {} to ",
+    ),
+    "partial": (
+        init("self.norm = functools.partial(norm, {})") + forward("return self.norm(x)"),
+        "def norm(kept, x):\n    return x * kept.setdefault('first', x.mean())",
+        "attribute `norm` changed",
+    ),
+    "replaced-forward": (
+        init(
+            "kept, plain = {}, self.forward",
+            "self.forward = lambda x: plain(x * kept.setdefault('first', x.mean()))",
+        )
+        + forward("return x * 2"),
+        "",
+        "closure variable `kept` changed from {} to ",
+    ),
+    "closure-of-a-hook": (
+        init(
+            "kept, self.inner = {}, nn.Identity()",
+            "hook = lambda m, args, out: out * kept.setdefault('first', args[0].mean())",
+            "self.inner.register_forward_hook(hook)",
+        )
+        + forward("return self.inner(x) * 2"),
+        "",
+        "closure variable `kept` changed from {} to ",
+    ),
+    "object-as-a-hook": (
+        init("self.inner = nn.Identity()", "self.inner.register_forward_pre_hook(Factor())")
+        + forward("return self.inner(x)"),
+        "class Factor:\n    first = None\n\n    def __call__(self, module, args):\n"
+        "        self.first = args[0].mean() if self.first is None else self.first\n"
+        "        return (args[0] * self.first,)",
+        "of `inner` changed (<",
+    ),
 }
 
 
@@ -208,12 +306,30 @@ HARMLESS: dict[str, tuple[str, str]] = {
         ),
         "",
     ),
+    "namespace-and-default": (
+        forward("State.rows = x.shape[1]", "return x * table(x.shape[1])"),
+        "class State:\n    rows = 0\n\n\ndef table(n, kept={}):\n    return kept.setdefault(n, 2.0)",
+    ),
+    "object-that-cannot-be-shown": (
+        init("self.odd = Odd()", "self.kept = {}") + forward("self.kept[0] = Odd()", "return x * 2"),
+        "class Odd:\n    def __repr__(self):\n        raise RuntimeError('no')\n\n\nODD = Odd()",
+    ),
     "factory-that-draws": (
         init("self.w = nn.Parameter(torch.randn(4, generator=G))", "self.seen = []")
         + forward("self.seen.append(x.shape[1])", "return x * self.w"),
         "G = torch.Generator()",
     ),
 }
+
+
+@pytest.mark.parametrize("use", ["beside.norm(x)", "x * beside.KEPT.setdefault('first', x.mean())"])
+def test_state_of_a_file_that_is_imported_as_a_whole(tmp_path: Path, use: str) -> None:
+    (tmp_path / "beside.py").write_text(
+        "KEPT = {}\n\n\ndef norm(x):\n    return x * KEPT.setdefault('first', x.mean())\n"
+    )
+    stage, error, _ = verdict(net(tmp_path, forward(f"return {use}"), head="import beside"), "torch-export")
+    assert stage == "observe"
+    assert "global `KEPT` of beside.py changed from {} to " in str(error)
 
 
 @pytest.mark.parametrize("name", HARMLESS)

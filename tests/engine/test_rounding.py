@@ -234,6 +234,23 @@ def test_what_differs_everywhere_a_little_is_no_rounding():
     assert not judged(variance, x, right + moves * 1.5).ok
 
 
+def test_one_uncertain_element_vouches_for_no_other():
+    """Of each element the fault is within what its moves allow, and three times what they are as a whole."""
+    x = draw(400, 60)
+    x[0] += 30000
+    right = variance(x.double()).float()
+    assert judged(variance, x, right).ok
+    with register_flattening_functions(None):
+        eager, ((path, expected),) = eager_of(variance, x)
+        assert eager.replay(12), eager.problem
+        spread = eager.spread(path, expected)
+    assert spread is not None
+    wrong = expected + 3 * spread.mean
+    wrong[0] = right[0]
+    assert bool(((wrong - expected).abs() <= spread.allowed).all())
+    assert not judged(variance, x, wrong).ok
+
+
 def test_where_eager_hardly_moves_the_tolerance_is_what_it_was():
     """The larger of both is allowed, not the sum."""
     x = draw(40, 60, mean=0.0)
@@ -309,6 +326,33 @@ def test_fill_values_do_not_widen_what_is_allowed():
     x = draw(40, 60)
     expected = masked(x)
     assert not judged(masked, x, 1 - expected).ok
+
+
+@pytest.mark.parametrize("large", [1e4, 3e4])
+def test_a_row_of_larger_numbers_is_no_fill_value(large):
+    """It stands off from the others as a fill value does, and is as uncertain as it is large."""
+    x = draw(40, 60)
+    x[0] += large
+    result = judged(variance, x, variance(x.double()).float())
+    assert result.ok, result
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda scores: scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -1e9) * 0.5,
+        lambda scores: scores + torch.ones_like(scores).triu(1) * -1e9,
+        lambda scores: torch.where(torch.ones_like(scores).triu(1) > 0, -1e9, scores),
+        lambda scores: scores + torch.zeros_like(scores).masked_fill(scores > 0, -1e9) + scores * 0.1,
+    ],
+)
+def test_fill_values_are_no_large_numbers(mask):
+    eager, ((path, expected),) = eager_of(lambda x: mask(x @ x.T).softmax(-1), draw(9, 60, mean=0.0))
+    with register_flattening_functions(None):
+        assert eager.replay(3), eager.problem
+        spread = eager.spread(path, expected)
+    assert spread is not None
+    assert spread.limit < 0.05
 
 
 def test_infinities_stay_where_they_are():
