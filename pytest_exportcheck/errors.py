@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "STAGES",
+    "TEST",
     "CompareError",
     "ConvertError",
     "CrashError",
@@ -31,6 +32,9 @@ __all__ = [
 
 #: The stages of a case, in the order in which they run.
 STAGES = ("load", "observe", "patch", "shapes", "export", "convert", "session", "run", "compare", "resize")
+
+#: Not a stage: what a test of the user demands after the check, when every stage has passed.
+TEST = "test"
 
 
 class ExportCheckError(Exception):

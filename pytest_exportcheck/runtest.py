@@ -12,6 +12,7 @@ import pytest
 
 from .collection import SpecFile
 from .errors import (
+    TEST,
     ComparisonError,
     CrashError,
     ExportCheckError,
@@ -143,6 +144,9 @@ class CaseRunner:
         error = call.excinfo.value if call.excinfo is not None else None
         if isinstance(error, ExportCheckError):
             running.stage = error.stage
+        elif error is not None and running.checked:
+            # The check is done: what fails now is a demand of the test, and no stage is to blame.
+            running.stage = TEST
         verdict = _verdict(report, running, error)
         explanation = None
         if isinstance(error, ExportCheckError):

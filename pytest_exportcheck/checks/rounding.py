@@ -89,6 +89,10 @@ class MovedEager:
         self.replays = 0
         # By path, over replays of one strength and of the other: the sum of the squares of all moves.
         self._energy: dict[float, dict[str, float]] = {1.0: {}, _STRONG: {}}
+        # By path, the largest moves of the real and the imaginary parts of a complex output.
+        self._parts: dict[str, torch.Tensor] = {}
+        # By path, the largest move of each element over the strong replays.
+        self._strong: dict[str, torch.Tensor] = {}
         self._limit = 0.0
         self.problem = ""
 
@@ -114,7 +118,10 @@ class MovedEager:
                         raise TimeoutError(f"the replays would take more than {_SECONDS} s")
                 if count == _REPLAYS and not self._energy[_STRONG]:
                     for seed in range(1, _STRONG_ONES + 1):
-                        self._weigh(self._moves_of(self._call(seed, _STRONG)), _STRONG)
+                        moves = self._moves_of(self._call(seed, _STRONG))
+                        self._weigh(moves, _STRONG)
+                        for path, move in moves.items():
+                            self._strong[path] = move.maximum(self._strong.get(path, move))
         except Exception as error:
             # A module that cannot be copied, a branch in which moved values end in an error.
             self.problem = f"{type(error).__name__}: {error}"
@@ -166,6 +173,11 @@ class MovedEager:
 
     def _add(self, moved: Mapping[str, torch.Tensor]) -> None:
         moves = self._moves_of(moved)
+        for path in moves:
+            if moved[path].is_complex():
+                part = torch.view_as_real(moved[path] - self.plain[path]).abs().double()
+                part = part.nan_to_num(nan=math.inf, posinf=math.inf)
+                self._parts[path] = part.maximum(self._parts.get(path, part))
         if self.replays < _STRONG_ONES:
             self._weigh(moves, 1.0)
         if not self.replays:
@@ -192,8 +204,14 @@ class MovedEager:
         if path not in self._moves or plain is None:
             return None
         largest, squares = self._moves[path]
-        limit = max(self._limit, _OF_OUTPUT / _FACTOR * size_of(plain)) if self._grows(path) else 0.0
-        found = _Spread(largest, (squares / self.replays).sqrt(), limit)
+        limit = torch.zeros_like(largest)
+        if self._grows(path):
+            # An element that strong replays move no further jumps, by whatever the others move.
+            jumps = (
+                largest >= self._strong[path] if path in self._strong else torch.zeros_like(largest).bool()
+            )
+            limit[~jumps] = max(self._limit, _OF_OUTPUT / _FACTOR * size_of(plain))
+        found = _Spread(largest, (squares / self.replays).sqrt(), limit, self._parts.get(path))
         # While it is exported, eager is a patched one, which may round otherwise.
         least = found.allowed if plain.shape == expected.shape else None
         return found if compare_leaf(path, expected, plain, Tolerances(), least=least).ok else None
@@ -206,12 +224,15 @@ class _Spread:
     Attributes
     ----------
     limit:
-        A larger one is no rounding.
+        By element: a larger one is no rounding.
+    parts:
+        The largest moves of the real and of the imaginary part (last axis) of a complex output.
     """
 
     largest: torch.Tensor
     mean: torch.Tensor
-    limit: float
+    limit: torch.Tensor
+    parts: torch.Tensor | None = None
 
     @property
     def allowed(self) -> torch.Tensor:
@@ -297,7 +318,7 @@ def _is_shifted(
     where: torch.Tensor | None,
     spread: _Spread,
 ) -> bool:
-    """Whether the errors of the elements that rounding decides are too large as a whole."""
+    """Whether the errors of the elements that rounding decides are too large as a whole, or in one part."""
     wide = torch.complex128 if expected.is_complex() else torch.float64
     a, b = (value.detach().to("cpu", wide).resolve_conj().resolve_neg() for value in (got, expected))
     tolerance = tolerances.of(path, expected)
@@ -305,6 +326,12 @@ def _is_shifted(
     decided = (spread.allowed > plain) & a.isfinite() & b.isfinite()
     if where is not None:
         decided &= where
+    if spread.parts is not None:
+        # What makes one part uncertain says nothing of the other.
+        errors = torch.view_as_real(a - b).abs()[decided]
+        allowed = (_FACTOR * spread.parts[decided]).maximum(plain[decided][:, None])
+        if bool((errors > allowed).any()):
+            return True
     if int(decided.sum()) < _MANY:
         return False
     excess = ((a - b).abs() - plain).clamp_min(0.0)[decided]

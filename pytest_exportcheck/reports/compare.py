@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import STAGES
+from ..errors import STAGES, TEST
 from .read import CaseKey, Report, case_key, case_name
 
 __all__ = ["ERROR_BAND", "NODES_BAND", "SIZE_BAND", "TIME_BAND", "Change", "Comparison", "compare"]
@@ -35,8 +35,11 @@ _LEAST_SECONDS = 0.5
 #: Of operators whose number changed, so many are named.
 _MOST_OPERATORS = 4
 
+#: What a test of the user demands comes after every stage.
+_RANKS = (*STAGES, TEST)
+
 #: Rank of a case that came to its end.
-_END = len(STAGES)
+_END = len(_RANKS)
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ def _reached(record: Mapping[str, Any]) -> int | None:
         return None
     if kind in ("pass", "xpass"):
         return _END
-    return STAGES.index(stage) if stage in STAGES else 0
+    return _RANKS.index(stage) if stage in _RANKS else 0
 
 
 def _changes(key: CaseKey, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:

@@ -11,19 +11,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import STAGES
+from ..errors import STAGES, TEST
 from .json_report import SCHEMA
 
 __all__ = ["Record", "Report", "schema", "schema_text"]
 
 Stage = Literal[
-    "load", "observe", "patch", "shapes", "export", "convert", "session", "run", "compare", "resize"
+    "load", "observe", "patch", "shapes", "export", "convert", "session", "run", "compare", "resize", "test"
 ]
 
 #: JSON has no such numbers.
 Number = float | Literal["nan", "inf", "-inf"]
 
-_VERDICT = rf"^(pass|xpass|skip|(fail|xfail|crash|timeout) ({'|'.join(STAGES)}))$"
+_VERDICT = rf"^(pass|xpass|skip|(fail|xfail|crash|timeout) ({'|'.join((*STAGES, TEST))}))$"
 
 #: Graph (empty where one serves all calls) -> path -> ``int64[batch, seq]``, or a constant.
 Shapes = dict[str, dict[str, str]]

@@ -300,6 +300,29 @@ def test_a_missing_requirement_is_a_visible_skip(project):
     result.assert_outcomes(skipped=2)
 
 
+def test_a_demand_of_the_test_is_no_failure_of_a_stage(any_project):
+    project = any_project
+    project.spec("a")
+    project.pytester.makepyfile(
+        """
+        import pytest
+        from pytest_exportcheck import assert_export
+
+        @pytest.mark.exportcheck("specs/a.yaml")
+        def test_budget(export_case):
+            assert_export(export_case)
+            assert export_case.case.exporter == "another"
+        """
+    )
+    result = project.run(
+        "test_a_demand_of_the_test_is_no_failure_of_a_stage.py", "--exportcheck-report=r.json"
+    )
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["a *FAIL test*"])
+    (case,) = project.report("r.json")
+    assert (case["verdict"], case["stage"]) == ("fail test", "test")
+
+
 def test_workers_share_the_gpus(project, monkeypatch):
     # The controller imports no torch to ask.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -10,7 +10,7 @@ from typing import get_args
 import jsonschema
 import pytest
 
-from pytest_exportcheck.errors import STAGES
+from pytest_exportcheck.errors import STAGES, TEST
 from pytest_exportcheck.reports.json_report import SCHEMA
 from pytest_exportcheck.reports.schema import Stage, schema, schema_text
 
@@ -27,7 +27,7 @@ def test_it_is_a_schema_whose_every_field_is_described():
     found = schema()
     jsonschema.Draft202012Validator.check_schema(found)
     assert found["properties"]["schema"]["const"] == SCHEMA
-    assert get_args(Stage) == STAGES
+    assert get_args(Stage) == (*STAGES, TEST)
     for section in (found, *found["$defs"].values()):
         for name, field in section["properties"].items():
             assert field.get("description"), f"{section.get('title')}.{name}"
