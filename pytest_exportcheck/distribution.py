@@ -148,6 +148,9 @@ class Distribution:
             scope = other.scope
             if other is worker or scope is None or not scope.tests or scope.whole:
                 continue
+            seconds = self._seconds_of(scope.tests)
+            if seconds is not None and seconds < LEAST_SECONDS:
+                continue  # The model would be built and observed twice for it.
             if other.given and self._home[other.given[0]] is not scope and self._may_have(worker, scope):
                 return self._cut(scope, 0)
         return None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_exportcheck.distribution import Distribution, Scope
+from pytest_exportcheck.distribution import LEAST_SECONDS, Distribution, Scope
 
 pytest.importorskip("xdist")
 
@@ -71,11 +71,12 @@ class Run:
 
     def holds_a_second_spec(self) -> bool:
         """Whether a worker has a spec that others could begin behind the one that it runs."""
-        home = self.plan._home
+        home, seconds_of = self.plan._home, self.plan._seconds_of
         return any(
             each.scope is not None
             and each.scope.tests
             and not each.scope.gpu
+            and (seconds_of(each.scope.tests) or LEAST_SECONDS) >= LEAST_SECONDS
             and each.given
             and home[each.given[0]] is not each.scope
             for each in self.plan._workers.values()
