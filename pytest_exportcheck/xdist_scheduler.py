@@ -11,6 +11,7 @@ from typing import Any
 from xdist.scheduler import LoadScopeScheduling
 
 from .distribution import Distribution, Scope
+from .xdist_support import worker_number
 
 __all__ = ["SpecScheduling"]
 
@@ -107,8 +108,7 @@ class SpecScheduling(LoadScopeScheduling):  # type: ignore[misc]
         assert distribution is not None
         for node in self.assigned_work:
             if node not in self._joined and node in self.registered_collections:
-                digits = "".join(char for char in str(node.gateway.id) if char.isdigit())
-                distribution.join(node, int(digits or 0))
+                distribution.join(node, worker_number(str(node.gateway.id)))
                 self._joined.add(node)
         # Each gets one before any gets two: the second may be the last that there is.
         for count in range(1, _HELD + 1):

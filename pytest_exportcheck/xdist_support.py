@@ -20,13 +20,18 @@ if TYPE_CHECKING:
     from .controller import Controller
     from .session import Session
 
-__all__ = ["ControllerSide", "WorkerSide", "choose_distribution"]
+__all__ = ["ControllerSide", "WorkerSide", "choose_distribution", "worker_number"]
 
 _INPUT = "exportcheck"
 
 
 #: More than there are cases that crash: each restart is paid for by one.
 _MANY_RESTARTS = 100_000
+
+
+def worker_number(name: str) -> int:
+    """0 for ``gw0``: which CUDA device a worker uses follows from it."""
+    return int("".join(char for char in name if char.isdigit()) or 0)
 
 
 def choose_distribution(config: pytest.Config) -> None:
@@ -120,8 +125,7 @@ class WorkerSide:
         self._deselected = 0
         told = workerinput.get(_INPUT, {})
         worker = str(workerinput["workerid"])
-        digits = "".join(char for char in worker if char.isdigit())
-        session.worker = int(digits or 0)
+        session.worker = worker_number(worker)
         session.remembered = told.get("durations", {})
         if "stages" in told:
             session.markers = StageMarkers(Path(told["stages"]), worker)

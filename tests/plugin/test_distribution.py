@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from pytest_exportcheck.distribution import LEAST_SECONDS, Distribution, Scope
 
-pytest.importorskip("xdist")
-
 
 def distribution(scopes: list[list[float]], known: bool, **options: Any) -> tuple[Distribution, list[float]]:
     """One scope for each list of seconds; every other test has another kind."""
