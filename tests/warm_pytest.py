@@ -98,7 +98,7 @@ def _run(request: dict[str, Any]) -> NoReturn:
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         sys.argv = ["pytest", *request["args"]]
         # What is imported already cannot be rewritten, and pytest would warn of it.
-        status = int(pytest.main(["--assert=plain", *request["args"]]))
+        status = int(pytest.main(["--assert=plain", "-p", "no:hypothesispytest", *request["args"]]))
         sys.stdout.flush()
         sys.stderr.flush()
     finally:

@@ -95,7 +95,8 @@ class RealProject:
         given = args if any(arg.startswith("specs") for arg in args) else (*args, "specs")
         if sys.platform == "linux" and not any(arg.startswith("-n") and arg != "-n0" for arg in given):
             return self._warm.run(("--exportcheck", *given), timeout=300)
-        return self.pytester.runpytest_subprocess("--exportcheck", *given, timeout=300)
+        given = ("--exportcheck", "-p", "no:hypothesispytest", *given)
+        return self.pytester.runpytest_subprocess(*given, timeout=300)
 
     def verdicts(self) -> dict[str, str]:
         """``name[label]`` -> verdict, of the last run with ``--exportcheck-report=report.json``."""
