@@ -319,10 +319,11 @@ def _run_case(
         if not anew and ask_once and run.outcomes.keep:
             outcome = run.outcomes.of(case, graph, exported, request, watch)
             if outcome is not None and (known := outcome.known()) is not None:
+                record["warnings"] += known.pop("warnings")
                 record.update(known)
                 stages("resize")
                 return
-        seen = set(record)
+        seen, warned = set(record), len(record["warnings"])
         stages("session")
         try:
             session = open_session(exported, observation.device, request.output_paths)
@@ -358,7 +359,7 @@ def _run_case(
                 record,
                 comparisons,
                 captured,
-                watch.comparisons,
+                lambda relation: watch.comparisons(graph.shapes, relation=relation),
                 ask_once,
             )
         finally:
@@ -367,7 +368,8 @@ def _run_case(
                 run.forget(case.device, case.dtype)
                 outcome = None
         if outcome is not None:
-            outcome.keep({key: value for key, value in record.items() if key not in seen})
+            shown = {key: value for key, value in record.items() if key not in seen}
+            outcome.keep({**shown, "warnings": record["warnings"][warned:]})
 
 
 def _check_mode(

@@ -18,6 +18,7 @@ from .records import RecordedCall
 from .shapes import GraphShapes, TensorLeaf
 
 __all__ = [
+    "ON_A_GRID",
     "ExportExample",
     "choose_example",
     "is_possible",
@@ -32,7 +33,7 @@ _SAFE_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
 #: Images and frames come in multiples of a patch or a stride.
-_ON_A_GRID = ("height", "width", "frames")
+ON_A_GRID = ("height", "width", "frames")
 
 
 class NotResizable(ObserveError):
@@ -267,7 +268,7 @@ def other_sizes(
     for name in shapes.symbols:
         sizes = observed[name] or {example.sizes[name]}
         top = max(sizes | {example.sizes[name]})
-        if name in _ON_A_GRID:
+        if name in ON_A_GRID:
             step = gcd(*sizes)
             candidates = [step, top + step]
         elif name == "batch" or name.endswith("_batch"):
@@ -299,7 +300,7 @@ def _within_relations(shapes: GraphShapes, example: ExportExample) -> list[dict[
     found = []
     sums = {dim for leaf in shapes.tensors() for dim in leaf.dynamic.values() if len(dim.terms) == 2}
     for first, second in sorted(dim.names for dim in sums):
-        if {first, second} & {*_ON_A_GRID}:
+        if {first, second} & {*ON_A_GRID}:
             continue
         a, b = example.sizes[first], example.sizes[second]
         found += [
