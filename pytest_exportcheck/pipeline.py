@@ -28,6 +28,7 @@ from .errors import (
     ConvertError,
     ExportCheckError,
     ExportError,
+    ObserveError,
     PatchError,
     RunError,
 )
@@ -386,7 +387,7 @@ def _check_mode(
     try:
         with register_flattening_functions(None):
             return check_patches(mode, observation, graph, target, tolerances, share)
-    except (PatchError, ComparisonError):
+    except (PatchError, ObserveError, ComparisonError):
         raise
     except Exception as error:
         raise refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error
