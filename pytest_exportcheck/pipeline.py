@@ -21,7 +21,7 @@ from .checks.inputs import refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
 from .checks.own import load_own
 from .checks.sizes import check_other_sizes
-from .checks.state import Held, differences, model_state
+from .checks.state import Held, differences, kept_gradients, model_state
 from .errors import (
     CompareError,
     ComparisonError,
@@ -149,6 +149,7 @@ def _export(
     try:
         with (
             fresh_dispatch(),
+            kept_gradients(observation.model),
             mode.apply(observation.model, runtime) as activity,
             flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
         ):
