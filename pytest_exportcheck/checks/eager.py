@@ -99,7 +99,7 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
         if not all(result.ok for result in results):
             found = _explain(graph, call) or [
                 "two more replays agree with each other: the recorded call ran under other conditions "
-                "(a Python global, autocast, or state that was set before it)"
+                "(a Python global, autocast, one tensor as two arguments, or state that was set before it)"
             ]
             raise ObserveError(
                 f"eager disagrees with itself on {what}{_first(found)}; no exporter is blamed",

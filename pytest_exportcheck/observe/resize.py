@@ -14,6 +14,7 @@ from torch.utils import _pytree
 from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths
 from ..pytrees.cloning import is_wrapper
+from ..pytrees.strides import in_layout_of
 from .records import RecordedCall
 from .shapes import GraphShapes, TensorLeaf
 
@@ -66,14 +67,14 @@ class ExportExample:
 
 
 def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`tensor` with `shape`: nearest-neighbour along each axis whose size changes."""
-    source = tensor
+    """`tensor` with `shape`, nearest-neighbour along each axis whose size changes; it lies as `tensor`."""
+    source = like = tensor
     if tensor.numel() == 0 and 0 not in shape:
         source = next(
             (d for d in donors if d.numel()),
             torch.zeros([max(n, 1) for n in tensor.shape], dtype=tensor.dtype),
         )
-        source = source.to(tensor.device)
+        source = like = source.to(tensor.device)
     for axis, size in enumerate(shape):
         old = source.shape[axis]
         if old == size:
@@ -94,7 +95,7 @@ def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch
                 else ((torch.arange(size, device=source.device) + 0.5) * old / size).long()
             )
             source = source.index_select(axis, index)
-    return source.clone(memory_format=torch.contiguous_format)
+    return in_layout_of(source, like)
 
 
 def _resized(
