@@ -126,7 +126,7 @@ def same_by_convention(one: Axis, other: Axis) -> bool:
     """Whether two axes of one symbol are one dimension by what they are, whatever eager takes.
 
     Layers of one cache; `encoder_outputs` and what a cache keeps of them, beside which they are not read; a
-    mask and what it masks: attention reads the part of a longer mask that it needs.
+    mask and what it masks: attention reads the part of a larger mask that it needs.
     """
     roots = [axis.path.partition(".")[0] for axis in (one, other)]
     if roots[0] == roots[1] and all(".layers." in axis.path for axis in (one, other)):
@@ -135,9 +135,13 @@ def same_by_convention(one: Axis, other: Axis) -> bool:
         return True
     for mask, masked in ((one, other), (other, one)):
         prefix = mask.path.removesuffix("attention_mask")
-        if mask.axis != mask.rank - 1 or prefix == mask.path or prefix not in ("", "decoder_"):
+        if prefix == mask.path or prefix not in ("", "decoder_"):
             continue
-        if _role(masked) == "seq" and masked.path.startswith("decoder_") == bool(prefix):
+        if masked.path.startswith("decoder_") != bool(prefix):
+            continue
+        if mask.axis == masked.axis == 0 and masked.path.removeprefix(prefix).startswith("input"):
+            return True
+        if mask.axis == mask.rank - 1 and _role(masked) == "seq":
             return True
     return False
 

@@ -398,9 +398,15 @@ def test_each_of_three_axes_that_eager_takes_apart() -> None:
     ]
 
 
-def test_a_mask_that_is_longer_than_what_it_masks_proves_nothing() -> None:
+def test_a_mask_that_is_larger_than_what_it_masks_proves_nothing() -> None:
     """Attention takes the part that it needs."""
     assert equalities(lambda input_ids, attention_mask: input_ids, *two((3, None), (3, None))) == []
+    assert equalities(lambda input_ids, attention_mask: input_ids, *two((None, 3), (None, 3))) == []
+    (found,) = equalities(
+        lambda input_ids, attention_mask, pixel_values: (input_ids, pixel_values),
+        *two((None, 3), (None, 3), (None, 3, 8, 8)),
+    )
+    assert found[1:] == ((("pixel_values", 0),), (("input_ids", 0), ("attention_mask", 0)))
     (found,) = equalities(lambda input_ids, labels: input_ids, *two((3, None), (3, None)))
     assert found[1] == (("labels", 1),)
 
