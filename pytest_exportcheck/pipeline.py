@@ -45,6 +45,7 @@ from .exporters.conversions import CaseConversions
 from .exporters.guards import CaptureWatch
 from .exporters.registry import load_exporter
 from .exporters.rnn import fresh_dispatch
+from .exporters.sizes_seen import see_comparisons
 from .foreign_errors import refusal
 from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
@@ -183,6 +184,8 @@ def _export(
             watch.inputs(kwargs)
             with watch:
                 exported = exporter.export(request)
+                if getattr(exported, "notes", None):
+                    see_comparisons(target, arguments, graph.shapes)
             program = getattr(exported, "program", None)
             if probe is not None and isinstance(program, torch.export.ExportedProgram):
                 probe(program, watch, graph, activity)
@@ -308,6 +311,7 @@ def _run_case(
         if not isinstance(exported, Exported):
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
         record.update(exported.facts)
+        record["warnings"] += exported.notes
         if isinstance(exported.program, torch.export.ExportedProgram):
             dims = program_dims(exported.program, request.input_paths)
             _fail_if_frozen(dims, graph, watch, ExportError, record)

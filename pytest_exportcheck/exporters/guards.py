@@ -37,7 +37,7 @@ from ..observe.relations import without
 from ..observe.shapes import ThinRelation
 from ..pytrees import flatten_with_paths
 
-__all__ = ["CaptureWatch", "Comparison", "Decided", "internals_missing", "size_facts"]
+__all__ = ["CaptureWatch", "Comparison", "Decided", "internals_missing", "place_in_model", "size_facts"]
 
 #: (path of a leaf, axis)
 Axis = tuple[str, int]
@@ -153,6 +153,11 @@ def _place_text(filename: str, line: int) -> str:
     linecache.checkcache(filename)
     text = linecache.getline(filename, line).strip()
     return f"{shown}:{line}" + (f": {text}" if text else "")
+
+
+def place_in_model(filename: str, line: int) -> str:
+    """``net.py:12: if x.shape[1] > 32:``, ``""`` where that is no code of the model's."""
+    return _place_text(filename, line) if _is_models(filename) else ""
 
 
 def _place(frame: FrameType | None) -> str:
@@ -323,7 +328,7 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
 def _recorded_place(location: Any) -> str:
     frame: Any = getattr(location, "framework_loc", None)
     filename = getattr(frame, "filename", "")
-    return _place_text(filename, frame.lineno or 0) if filename and _is_models(filename) else ""
+    return place_in_model(filename, frame.lineno or 0) if filename else ""
 
 
 def _expression(dim: DimExpr) -> sympy.Expr:
