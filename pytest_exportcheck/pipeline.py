@@ -21,13 +21,14 @@ from .checks.inputs import refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
 from .checks.own import load_own
 from .checks.sizes import check_other_sizes
-from .checks.state import Held, differences, model_state
+from .checks.state import Held, differences, kept_gradients, model_state
 from .errors import (
     CompareError,
     ComparisonError,
     ConvertError,
     ExportCheckError,
     ExportError,
+    ObserveError,
     PatchError,
     RunError,
 )
@@ -44,6 +45,7 @@ from .exporters.conversions import CaseConversions
 from .exporters.guards import CaptureWatch
 from .exporters.registry import load_exporter
 from .exporters.rnn import fresh_dispatch
+from .exporters.sizes_seen import see_comparisons
 from .foreign_errors import refusal
 from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
@@ -148,6 +150,7 @@ def _export(
     try:
         with (
             fresh_dispatch(),
+            kept_gradients(observation.model),
             mode.apply(observation.model, runtime) as activity,
             flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
         ):
@@ -181,6 +184,8 @@ def _export(
             watch.inputs(kwargs)
             with watch:
                 exported = exporter.export(request)
+                if getattr(exported, "notes", None):
+                    see_comparisons(target, arguments, graph.shapes)
             program = getattr(exported, "program", None)
             if probe is not None and isinstance(program, torch.export.ExportedProgram):
                 probe(program, watch, graph, activity)
@@ -306,6 +311,7 @@ def _run_case(
         if not isinstance(exported, Exported):
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
         record.update(exported.facts)
+        record["warnings"] += exported.notes
         if isinstance(exported.program, torch.export.ExportedProgram):
             dims = program_dims(exported.program, request.input_paths)
             _fail_if_frozen(dims, graph, watch, ExportError, record)
@@ -319,10 +325,11 @@ def _run_case(
         if not anew and ask_once and run.outcomes.keep:
             outcome = run.outcomes.of(case, graph, exported, request, watch)
             if outcome is not None and (known := outcome.known()) is not None:
+                record["warnings"] += known.pop("warnings")
                 record.update(known)
                 stages("resize")
                 return
-        seen = set(record)
+        seen, warned = set(record), len(record["warnings"])
         stages("session")
         try:
             session = open_session(exported, observation.device, request.output_paths)
@@ -358,7 +365,7 @@ def _run_case(
                 record,
                 comparisons,
                 captured,
-                watch.comparisons,
+                lambda relation: watch.comparisons(graph.shapes, relation=relation),
                 ask_once,
             )
         finally:
@@ -367,7 +374,8 @@ def _run_case(
                 run.forget(case.device, case.dtype)
                 outcome = None
         if outcome is not None:
-            outcome.keep({key: value for key, value in record.items() if key not in seen})
+            shown = {key: value for key, value in record.items() if key not in seen}
+            outcome.keep({**shown, "warnings": record["warnings"][warned:]})
 
 
 def _check_mode(
@@ -384,7 +392,7 @@ def _check_mode(
     try:
         with register_flattening_functions(None):
             return check_patches(mode, observation, graph, target, tolerances, share)
-    except (PatchError, ComparisonError):
+    except (PatchError, ObserveError, ComparisonError):
         raise
     except Exception as error:
         raise refusal(error, "patch", f"patch mode {mode.name} cannot be applied") from error

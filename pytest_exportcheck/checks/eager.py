@@ -19,7 +19,14 @@ from ..observe.observation import GraphObservation, last_lines
 from ..observe.records import ObserverWarning, RecordedCall
 from ..pytrees import clone_tree, flatten_with_paths
 from .compare import Tolerances, compare_leaves, table
-from .state import differences, model_state, replaced_or_written, tensors_of, training_modules
+from .state import (
+    differences,
+    gradients_of,
+    model_state,
+    replaced_or_written,
+    tensors_of,
+    training_modules,
+)
 from .trace import Event, Trace, first_difference
 from .writes import WriteWatch, tensor_leaves
 
@@ -92,7 +99,7 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
         if not all(result.ok for result in results):
             found = _explain(graph, call) or [
                 "two more replays agree with each other: the recorded call ran under other conditions "
-                "(a Python global, autocast, or state that was set before it)"
+                "(a Python global, autocast, one tensor as two arguments, or state that was set before it)"
             ]
             raise ObserveError(
                 f"eager disagrees with itself on {what}{_first(found)}; no exporter is blamed",
@@ -246,7 +253,8 @@ def _notes_on_state(
 
 
 def _traced(graph: GraphObservation, call: RecordedCall) -> tuple[Trace, Exception | None]:
-    trace = Trace(graph.target.module, list(tensors_of(graph.target.module)))
+    module = graph.target.module
+    trace = Trace(module, [*tensors_of(module), *gradients_of(module)])
     arguments = clone_tree(dict(call.arguments))
     try:
         with trace.follow():

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ExportCheckError, PatchError
+from ..errors import ExportCheckError, ObserveError, PatchError
 from ..observe import InputObserver
 from ..observe.observation import GraphObservation, Observation, last_lines
 from ..observe.targets import find_module
@@ -21,7 +21,8 @@ from ..patches.modes import PatchList
 from ..pytrees import flatten_with_paths
 from ..spec import build_calls
 from .compare import LeafComparison, Tolerances, compare_leaves, table
-from .own import own_comparisons
+from .numbers import _inputs_by_path
+from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
 
 __all__ = ["check_patches"]
@@ -46,8 +47,8 @@ def check_patches(
     under itself may change what an input is, so its calls are compared with those that the spec's calls make
     without it; there, a cache that it lets grow must end with what the other one holds.
 
-    A comparison of the user's own (``compare: {by: ...}``) judges its outputs here too: it says what counts
-    as the same answer, and a patch that breaks that is to blame, not the exporter after it.
+    The rules of the spec's ``compare`` judge here too: they say what counts as the same answer, and a patch
+    that breaks that is to blame, not the exporter after it.
 
     Parameters
     ----------
@@ -65,6 +66,8 @@ def check_patches(
     ------
     PatchError
         An output differs, or a call raises, under the patches; names the patches without which it does not.
+    ObserveError
+        A rule does not fit an output.
     ComparisonError
         A comparison of the user's own judges nothing.
     """
@@ -76,16 +79,21 @@ def check_patches(
     def replay() -> list[Leaves]:
         return [flatten_with_paths(graph.eager(call.arguments)) for call in graph.calls]
 
+    def rules(position: int, before: Leaves) -> dict[str, Any]:
+        call = graph.calls[position]
+        try:
+            inputs = _inputs_by_path(graph.shapes.complete(call))
+        except ObserveError:
+            inputs = call.leaves()  # what it lacks is said where the program is to be fed with it
+        return rules_of_call(spec, inputs, before, "patch")
+
     def judge(position: int, before: Leaves, after: Leaves) -> list[LeafComparison]:
-        results = compare_rounded(
-            before, after, tolerances, own_comparisons(spec, before, "patch"), moved[position]
-        )
+        results = compare_rounded(before, after, tolerances, rules(position, before), moved[position])
         note_rounding(noted, results, f"patches, call {position + 1} of {len(graph.calls)}")
         return results
 
     def judge_grown(position: int, before: Leaves, after: Leaves) -> list[LeafComparison]:
-        own = own_comparisons(spec, before, "patch")
-        return compare_leaves(before, _cut(before, after), tolerances, own)
+        return compare_leaves(before, _cut(before, after), tolerances, rules(position, before))
 
     # What was compared before, and which outputs only rounding explained.
     settled_before: list[tuple[Any, list[str]]] = graph.answers.setdefault("equal under", []) if share else []

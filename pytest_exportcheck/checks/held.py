@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ..pytrees.cloning import is_wrapper
-from .state import OWN_ATTRIBUTES, Held, differences, tensors_of, text_of, version_of
+from .state import OWN_ATTRIBUTES, Held, differences, gradients_of, tensors_of, text_of, version_of
 
 __all__ = ["StateWatch"]
 
@@ -391,7 +391,7 @@ class StateWatch:
 
     def _look(self) -> dict[str, Held]:
         found = {}
-        for label, tensor in tensors_of(self.module):
+        for label, tensor in (*tensors_of(self.module), *gradients_of(self.module)):
             found[label] = Held((id(tensor), _tensor_key(tensor)), text_of(tensor))
             for name, value in vars(tensor).items():
                 found[f"attribute `{name}` of {label}"] = Held(_key(value), text_of(value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,14 @@ from .compare import Tolerances, compare_leaves
 __all__ = ["refuse_baked_inputs"]
 
 
-def _other(tensor: torch.Tensor) -> torch.Tensor:
-    """Other values that are valid where those of `tensor` are: zeros, ones for a tensor of zeros."""
-    return torch.zeros_like(tensor) if tensor.ne(0).any() else torch.ones_like(tensor)
+def _others(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Other values that may be valid where those of `tensor` are: zeros or ones, one more, another order."""
+    made = [torch.zeros_like(tensor) if tensor.ne(0).any() else torch.ones_like(tensor)]
+    if tensor.dtype is not torch.bool and not tensor.is_quantized:
+        made += [tensor + 1, tensor - 1]
+    if tensor.dim() and not tensor.is_quantized:
+        made.append(tensor.flatten().flip(0).reshape(tensor.shape))
+    yield from made
 
 
 def refuse_baked_inputs(graph: GraphObservation, absent: Sequence[str], tolerances: Tolerances) -> None:
@@ -32,19 +37,28 @@ def refuse_baked_inputs(graph: GraphObservation, absent: Sequence[str], toleranc
     arguments = graph.example.arguments
     expected = flatten_with_paths(clone_tree(graph.eager(arguments)))
     for path in absent:
-        changed: dict[str, Any] = {}
-        for name, value in arguments.items():
-            leaves, spec = _pytree.tree_flatten(value)
-            paths = [each for each, _ in flatten_with_paths(value, name)]
-            new = [_other(leaf) if each == path else leaf for each, leaf in zip(paths, leaves, strict=True)]
-            changed[name] = _pytree.tree_unflatten(new, spec)
-        try:
-            got = flatten_with_paths(graph.eager(changed))
-        except Exception:
-            # Values that eager refuses: it reads them, which says nothing of the results.
-            continue
-        if not all(result.ok for result in compare_leaves(expected, got, tolerances)):
-            raise ConvertError(
-                f"the program has no input for {path}, and eager's outputs depend on it: "
-                "its values were baked into the program"
-            )
+        for changed in _changed(arguments, path):
+            try:
+                got = flatten_with_paths(graph.eager(changed))
+            except Exception:
+                # Values that eager refuses: it reads them, which says nothing of the results.
+                continue
+            if not all(result.ok for result in compare_leaves(expected, got, tolerances)):
+                raise ConvertError(
+                    f"the program has no input for {path}, and eager's outputs depend on it: "
+                    "its values were baked into the program"
+                )
+
+
+def _changed(arguments: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
+    """`arguments` with other values in the tensor at `path`."""
+    found = {name: _pytree.tree_flatten(value) for name, value in arguments.items()}
+    for name, (leaves, spec) in found.items():
+        paths = [each for each, _ in flatten_with_paths(arguments[name], name)]
+        if path in paths:
+            at = paths.index(path)
+            for other in _others(leaves[at]):
+                yield {
+                    **arguments,
+                    name: _pytree.tree_unflatten([*leaves[:at], other, *leaves[at + 1 :]], spec),
+                }

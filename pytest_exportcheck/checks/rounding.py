@@ -11,7 +11,6 @@ Nothing is run unless a comparison of numbers has failed.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import warnings
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..exporters.base import plain_copy
 from ..observe.records import RecordedCall
 from ..observe.targets import Target
 from ..pytrees import clone_tree, flatten_with_paths
@@ -133,13 +133,7 @@ class MovedEager:
         # Buffers are copied, weights are shared.
         weights = {id(each): each for each in module.parameters()}
         mode = Moving(frozenset(filter(None, map(address, weights.values()))), seed, strength)
-        copied = copy.deepcopy(module, weights)
-        forward: Any = vars(copied).get("forward")
-        if hasattr(forward, "replaced"):
-            # While it is exported, the module has a forward that calls the original module.
-            vars(copied).pop("forward")
-            if forward.replaced is not None:
-                vars(copied)["forward"] = forward.replaced
+        copied = plain_copy(module, weights)
         target = replace(self._target, module=copied)
         arguments = clone_tree(dict(self._arguments()))
         watch = WriteWatch(arguments)

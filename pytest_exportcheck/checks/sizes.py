@@ -132,7 +132,7 @@ def check_other_sizes(
     record: dict[str, Any],
     comparisons: Sequence[Comparison] = (),
     captured: CapturedProgram | None = None,
-    watched: Callable[[GraphShapes], Sequence[Comparison]] | None = None,
+    watched: Callable[[ThinRelation], Sequence[Comparison]] = lambda relation: (),
     share: bool = False,
 ) -> None:
     """Run the program and eager on sizes that no call had; sizes that eager refuses are listed, not judged.
@@ -144,7 +144,7 @@ def check_other_sizes(
     captured:
         The program before its conversion, to tell which of the two is wrong.
     watched:
-        Gives the comparisons in the symbols of other shapes: of those without a relation that may be chance.
+        Gives the comparisons in the symbols of the shapes without a relation that may be chance.
     share:
         Eager need not be asked again what it was asked for another exporter.
 
@@ -204,11 +204,15 @@ def check_other_sizes(
         passed.append(text)
     if not isinstance(spec.resize, Mapping):
         for relation in graph.shapes.thin:
-            found = () if watched is None else watched(without(graph.shapes, relation))
-            _break(spec, graph, session, tolerances, relation, found, record)
+            _break(spec, graph, session, tolerances, relation, watched(relation), record)
     if isinstance(spec.resize, Mapping) and not passed:
         # Sizes that a person wrote down and nothing was checked at: a mistake in the spec, no pass.
         raise ResizeError("eager refuses every size that resize lists: nothing was checked", details=refused)
+
+
+def _axis_text(axes: Sequence[tuple[str, int]]) -> str:
+    (path, axis), more = axes[0], len(axes) - 1
+    return f"axis {axis} of {path}" + (f" (and {more} more)" if more else "")
 
 
 def _break(
@@ -222,7 +226,8 @@ def _break(
 ) -> None:
     """Sizes at which `relation` does not hold.
 
-    A program that refuses them says so to whoever has such inputs: only other numbers are a failure.
+    A program that refuses them says so to whoever has such inputs: only other numbers are a failure. That it
+    is bound to an equality, which may be chance, is a warning.
     """
     noted = record["resize"]
     shapes, example = without(graph.shapes, relation), broken_example(relation, graph.example)
@@ -230,6 +235,7 @@ def _break(
     known = [sizes for sizes in shapes.sizes.values() if sizes.keys() == example.sizes.keys()]
     about = [comparison for comparison in comparisons if relation.symbol in comparison.names]
     wanted += find_thresholds(about, shapes, example, [*known, *wanted]).sizes
+    bound = False
     for sizes in wanted:
         # 1 is broadcast; and what keeps to the relation was tried before.
         if sizes[relation.symbol] in (0, 1, relation.dim.evaluate(sizes)):
@@ -244,6 +250,12 @@ def _break(
             ran = _run(session, arguments, "them", ResizeError)
         except ResizeError as error:
             noted["relations"].append(f"{text}: {error.message}")
+            if relation.like and not bound:
+                bound = True
+                record.setdefault("warnings", []).append(
+                    f"{_axis_text(relation.axes)} must be {relation.dim}, as {_axis_text(relation.like)} is, "
+                    f"in the program and not in eager, which takes {text}: {error.message}"
+                )
             continue
         noted["failed"] = text
         both = add_writes(session, expected, ran, arguments, by_eager)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ __all__ = [
     "OWN_ATTRIBUTES",
     "Held",
     "differences",
+    "gradients_of",
+    "kept_gradients",
     "model_state",
     "replaced_or_written",
     "tensor_key",
@@ -46,6 +49,25 @@ def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"buffer `{name}`", buffer
 
 
+def gradients_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """(label, tensor) of every gradient that a parameter or buffer holds: a call may keep anything there."""
+    for label, tensor in tensors_of(module):
+        if tensor.is_leaf and tensor.grad is not None:
+            yield f"gradient of {label}", tensor.grad
+
+
+@contextlib.contextmanager
+def kept_gradients(module: torch.nn.Module) -> Iterator[None]:
+    """Gradients are those of before after the block: the trace of a call that writes them leaves its own."""
+    before = [(tensor, tensor.grad) for _, tensor in tensors_of(module) if tensor.is_leaf]
+    try:
+        yield
+    finally:
+        for tensor, gradient in before:
+            if tensor.grad is not gradient:
+                tensor.grad = gradient
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """Version counter; -1 for a tensor of inference mode, which has none."""
     return -1 if tensor.is_inference() else tensor._version
@@ -54,10 +76,12 @@ def version_of(tensor: torch.Tensor) -> int:
 def replaced_or_written(module: torch.nn.Module) -> dict[str, tuple[torch.Tensor, int]]:
     """Label -> (tensor, version counter), to be compared with a later one: costs no look at the values.
 
-    The tensors are kept alive, so that a new one at the address of an old one is not taken for it. Writes
-    through ``.data`` are not counted by torch.
+    Gradients are among them. The tensors are kept alive, so that a new one at the address of an old one is
+    not taken for it. Writes through ``.data`` are not counted by torch.
     """
-    return {label: (tensor, version_of(tensor)) for label, tensor in tensors_of(module)}
+    return {
+        label: (tensor, version_of(tensor)) for label, tensor in (*tensors_of(module), *gradients_of(module))
+    }
 
 
 def training_modules(module: torch.nn.Module) -> list[str]:
@@ -129,7 +153,10 @@ def model_state(module: torch.nn.Module, attributes: bool = True) -> dict[str, H
     attributes:
         Also the Python attributes of every module.
     """
-    held = {label: Held(tensor_key(tensor), _tensor_text(tensor)) for label, tensor in tensors_of(module)}
+    held = {
+        label: Held(tensor_key(tensor), _tensor_text(tensor))
+        for label, tensor in (*tensors_of(module), *gradients_of(module))
+    }
     for path, part in module.named_modules():
         name = f"`{path}`" if path else "the model"
         held[f"mode of {name}"] = Held(part.training, "train" if part.training else "eval")

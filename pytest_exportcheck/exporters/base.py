@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +17,7 @@ from ..observe import CallSignature, GraphShapes, dynamic_shapes_for, symbol_lab
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 from .conversions import CaseConversions
 
-__all__ = ["ExportRequest", "Exported", "Exporter", "flat_forward", "target_of"]
+__all__ = ["ExportRequest", "Exported", "Exporter", "flat_forward", "plain_copy", "target_of"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Exported:
         values.
     facts:
         For the record.
+    notes:
+        What a person should know of a program that passes too: for the warnings of the record.
     """
 
     program: Any
@@ -100,6 +103,7 @@ class Exported:
     constants: dict[str, Any] = field(default_factory=dict)
     extra_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 @runtime_checkable
@@ -203,6 +207,19 @@ def flat_forward(
         # eager.
         for module, mode in training:
             module.training = mode
+
+
+def plain_copy(module: torch.nn.Module, shared: dict[int, Any]) -> torch.nn.Module:
+    """A deep copy of `module`, but for `shared` (by identity), with the ``forward`` that it has outside of
+    `flat_forward`."""
+    copied = copy.deepcopy(module, shared)
+    forward: Any = vars(copied).get("forward")
+    if hasattr(forward, "replaced"):
+        # It calls the original module.
+        vars(copied).pop("forward")
+        if forward.replaced is not None:
+            vars(copied)["forward"] = forward.replaced
+    return copied
 
 
 def dynamic_arguments(

@@ -19,7 +19,7 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .fingerprint import version_of
-from .guards import Comparison
+from .guards import Comparison, Decided
 from .tables import only_known_functions
 
 __all__ = ["ConversionCache", "Found"]
@@ -63,7 +63,7 @@ class Found:
     """A conversion of an earlier run."""
 
     model: Any
-    comparisons: Sequence[Comparison]
+    decided: Decided
 
 
 class _Refused(Exception):
@@ -146,7 +146,7 @@ class ConversionCache:
         key: Mapping[str, Any],
         model: Any,
         weights: Mapping[str, torch.Tensor],
-        comparisons: Sequence[Comparison],
+        decided: Decided,
     ) -> list[str]:
         """Keep a conversion; a word if that cannot be done, once per reason."""
         path = self.path(key)
@@ -157,10 +157,13 @@ class ConversionCache:
                 "key": key,
                 "sha256": hashlib.sha256(data).hexdigest(),
                 "weights": shared,
-                "comparisons": [
-                    {"text": c.text, "names": list(c.names), "value": c.value, "code": c.code}
-                    for c in comparisons
-                ],
+                "comparisons": {
+                    label: [
+                        {"text": c.text, "names": list(c.names), "value": c.value, "code": c.code}
+                        for c in comparisons
+                    ]
+                    for label, comparisons in decided.items()
+                },
             }
             if len(data) > min(_LARGEST, self._limit):
                 return []
@@ -239,13 +242,16 @@ def _read(file: Any, key: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
         raise _Refused("it was made for something else")
     if hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
         raise _Refused("its checksum is wrong")
-    comparisons = [
-        Comparison(
-            str(each["text"]), tuple(map(str, each["names"])), "", bool(each["value"]), str(each["code"])
-        )
-        for each in manifest["comparisons"]
-    ]
-    return Found(_from_bytes(data, manifest["weights"], weights), comparisons)
+    decided = {
+        str(label): [
+            Comparison(
+                str(each["text"]), tuple(map(str, each["names"])), "", bool(each["value"]), str(each["code"])
+            )
+            for each in comparisons
+        ]
+        for label, comparisons in manifest["comparisons"].items()
+    }
+    return Found(_from_bytes(data, manifest["weights"], weights), decided)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ all of these are the same it is not made again, and the numbers of what it made 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import torch
 
 from ..observe import GraphShapes
 from .fingerprint import graph_digest, tensors_of, version_of
-from .guards import CaptureWatch, Comparison
+from .guards import CaptureWatch, Decided
 
 if TYPE_CHECKING:
     from .conversion_cache import ConversionCache
@@ -65,7 +65,7 @@ class _Kept:
     weights: Weights
     origin: str
     model: Any
-    comparisons: Sequence[Comparison]
+    decided: Decided
 
 
 @dataclass
@@ -142,7 +142,7 @@ class CaseConversions:
             store._kept[:] = [kept for kept in store._kept if kept.scope != scope]
         for kept in store._kept:
             if kept.scope == scope and kept.weights.equal(weights):
-                self.watch.add(kept.comparisons)
+                self.watch.add(kept.decided)
                 facts = {"same_graph_as": kept.origin, "conversion": "shared"}
                 return torch.onnx.ONNXProgram(kept.model, program), facts
         key: dict[str, Any] | None = None
@@ -158,24 +158,22 @@ class CaseConversions:
         if cache is not None and key is not None and not self.renew:
             found, notes = cache.read(key, weights.tensors)
             if found is not None:
-                self.watch.add(found.comparisons)
-                self._keep(scope, weights, found.model, found.comparisons)
+                self.watch.add(found.decided)
+                self._keep(scope, weights, found.model, found.decided)
                 return torch.onnx.ONNXProgram(found.model, program), _facts("cached", notes)
         before, frozen = self.watch.mark(), list(self.watch.frozen())
         made = make()
         if list(self.watch.frozen()) != frozen:
             return made, {"conversion": "new"}  # Why an axis froze is only known here.
-        comparisons = self.watch.comparisons(self.shapes, before)
-        self._keep(scope, weights, made.model, comparisons)
+        decided = self.watch.decided(self.shapes, before)
+        self._keep(scope, weights, made.model, decided)
         if cache is not None and key is not None:
-            notes += cache.write(key, made.model, weights.tensors, comparisons)
+            notes += cache.write(key, made.model, weights.tensors, decided)
         return made, _facts("new", notes)
 
-    def _keep(
-        self, scope: tuple[Any, ...], weights: Weights, model: Any, comparisons: Sequence[Comparison]
-    ) -> None:
+    def _keep(self, scope: tuple[Any, ...], weights: Weights, model: Any, decided: Decided) -> None:
         if self.conversions.keep:
-            self.conversions._kept.append(_Kept(scope, weights, self.origin, model, comparisons))
+            self.conversions._kept.append(_Kept(scope, weights, self.origin, model, decided))
 
 
 def _facts(conversion: str, notes: list[str]) -> dict[str, Any]:

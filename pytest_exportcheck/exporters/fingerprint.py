@@ -117,7 +117,8 @@ def _lines(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: G
     # torch 2.13: the guards as Python text. Elsewhere, the comparisons below have to do.
     yield str(getattr(program, "_guards_code", ""))
     # In order: it decides which sizes are tried where there are too many. Lines of source decide nothing.
-    yield str([(each.text, each.value, each.code, bool(each.place)) for each in watch.comparisons(shapes)])
+    for label, comparisons in watch.decided(shapes).items():
+        yield f"{label} {[(each.text, each.value, each.code, bool(each.place)) for each in comparisons]}"
     yield str(list(watch.frozen()))
 
 

@@ -33,12 +33,19 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from ..dims import DimExpr
 from ..observe import GraphShapes, TensorLeaf
+from ..observe.relations import without
+from ..observe.shapes import ThinRelation
 from ..pytrees import flatten_with_paths
 
-__all__ = ["CaptureWatch", "Comparison", "internals_missing", "size_facts"]
+__all__ = ["CaptureWatch", "Comparison", "Decided", "internals_missing", "place_in_model", "size_facts"]
 
 #: (path of a leaf, axis)
 Axis = tuple[str, int]
+
+
+#: What was decided by sizes, in the symbols of the graph under ``""`` and in those of its shapes without each
+#: thin relation under the label of that.
+Decided = Mapping[str, Sequence["Comparison"]]
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,11 @@ def _place_text(filename: str, line: int) -> str:
     return f"{shown}:{line}" + (f": {text}" if text else "")
 
 
+def place_in_model(filename: str, line: int) -> str:
+    """``net.py:12: if x.shape[1] > 32:``, ``""`` where that is no code of the model's."""
+    return _place_text(filename, line) if _is_models(filename) else ""
+
+
 def _place(frame: FrameType | None) -> str:
     """The innermost line of the model's code that runs; ``""`` if there is none."""
     # In strict mode dynamo reads the bytecode: the frames are its own.
@@ -186,7 +198,7 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
         #: By the identity of the ShapeEnv, which is kept so that no other gets its identity.
         self._seen: dict[int, tuple[ShapeEnv, dict[sympy.Basic, tuple[Any, str]]]] = {}
         self._causes: dict[tuple[int, sympy.Symbol], tuple[sympy.Basic, Any, str]] = {}
-        self._added: list[Comparison] = []
+        self._added: dict[str, list[Comparison]] = {}
         self._original: Any = None
 
     def inputs(self, kwargs: Mapping[str, Any]) -> None:
@@ -225,18 +237,37 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
         """How much was seen so far, for `comparisons`."""
         return {key: len(seen) for key, (_, seen) in self._seen.items()}
 
-    def add(self, comparisons: Sequence[Comparison]) -> None:
+    def add(self, decided: Decided) -> None:
         """Comparisons of another capture's conversion, which stands for the one of this capture."""
-        self._added += comparisons
+        for label, comparisons in decided.items():
+            self._added.setdefault(label, []).extend(comparisons)
 
-    def comparisons(self, shapes: GraphShapes, since: Mapping[int, int] | None = None) -> list[Comparison]:
+    def decided(
+        self, shapes: GraphShapes, since: Mapping[int, int] | None = None
+    ) -> dict[str, list[Comparison]]:
+        """The comparisons in the symbols of `shapes`, and in those that there are without a thin relation."""
+        return {
+            "": self.comparisons(shapes, since),
+            **{each.label: self.comparisons(shapes, since, each) for each in shapes.thin},
+        }
+
+    def comparisons(
+        self,
+        shapes: GraphShapes,
+        since: Mapping[int, int] | None = None,
+        relation: ThinRelation | None = None,
+    ) -> list[Comparison]:
         """Each comparison once, in the symbols of `shapes`, at the first place that asks it.
 
         Parameters
         ----------
         since:
             A `mark`: those only that were seen after it.
+        relation:
+            One of the thin relations of `shapes`: in the symbols that there are without it.
         """
+        shapes = shapes if relation is None else without(shapes, relation)
+        label = "" if relation is None else relation.label
         found: dict[str, Comparison] = {}
 
         def note(comparison: Comparison | None) -> None:
@@ -250,7 +281,7 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                 seen.items(), since.get(key, 0) if since else 0, None
             ):
                 note(_comparison(expression, result, place, symbols))
-        for comparison in self._added if since is None else ():
+        for comparison in self._added.get(label, ()) if since is None else ():
             note(comparison)
         return list(found.values())
 
@@ -297,7 +328,7 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
 def _recorded_place(location: Any) -> str:
     frame: Any = getattr(location, "framework_loc", None)
     filename = getattr(frame, "filename", "")
-    return _place_text(filename, frame.lineno or 0) if filename and _is_models(filename) else ""
+    return place_in_model(filename, frame.lineno or 0) if filename else ""
 
 
 def _expression(dim: DimExpr) -> sympy.Expr:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.jit._trace import TracerWarning
 from torch.utils import _pytree
 
 from ..errors import ExportError
 from ..observe import TensorLeaf, symbol_label
 from ..pytrees import flatten_with_paths
 from .base import Exported, ExportRequest
+from .guards import place_in_model
 
 __all__ = ["OnnxTorchScript"]
+
+#: Places of the model's code that are listed.
+_MOST = 4
 
 
 class _Flat(torch.nn.Module):
@@ -49,6 +55,21 @@ def _names(paths: list[str]) -> dict[str, str]:
     return names
 
 
+def _frozen(caught: Sequence[warnings.WarningMessage]) -> list[str]:
+    """What the tracer says of the model's code: a Python value there stays what it was for the example.
+
+    Nothing else tells: there are no guards, and no symbols that comparisons could be read in.
+    """
+    places: dict[str, str] = {}
+    for each in caught:
+        place = place_in_model(each.filename, each.lineno)
+        if place and issubclass(each.category, TracerWarning):
+            places.setdefault(place, str(each.message).partition(". ")[0])
+    notes = [f"the trace keeps what the example decided: {place} ({text})" for place, text in places.items()]
+    more = [f"... and {len(notes) - _MOST} more places"] if len(notes) > _MOST else []
+    return [*notes[:_MOST], *more]
+
+
 class OnnxTorchScript:
     """The TorchScript-based ONNX exporter of torch (deprecated there, still in wide use).
 
@@ -75,9 +96,10 @@ class OnnxTorchScript:
                 axes[name] = {axis: symbol_label(dim) for axis, dim in leaf.dynamic.items()}
         outputs = [f"output_{k}" for k, _ in enumerate(request.output_tensor_paths)]
         buffer = io.BytesIO()
-        with torch.no_grad(), warnings.catch_warnings():
-            # Deprecation and tracer warnings: the verdict is what counts here.
+        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+            # Deprecation: the verdict is what counts here.
             warnings.simplefilter("ignore")
+            warnings.simplefilter("always", TracerWarning)
             torch.onnx.export(
                 flat,
                 tuple(leaf for _, leaf in pairs),
@@ -90,4 +112,4 @@ class OnnxTorchScript:
             )
         if flat.dropped:
             raise ExportError(f"TorchScript drops outputs that are no tensors: {', '.join(flat.dropped)}")
-        return Exported(buffer.getvalue(), names, flat.output_paths)
+        return Exported(buffer.getvalue(), names, flat.output_paths, notes=_frozen(caught))

@@ -17,7 +17,7 @@ from ..pytrees.cloning import Unkept
 from ..pytrees.paths import render_path, same_constant
 from ..spec.names import suggest
 from .records import RecordedCall
-from .relations import thin_relations
+from .relations import thin_relations, thin_ties
 from .shapes import ConstantLeaf, GraphShapes, TensorLeaf, ValueIfMissing
 from .structure import differing_contexts
 from .symbols import Axis, name_axes
@@ -280,6 +280,7 @@ def _infer(
     )
     shapes.limits = _limits(shapes)
     shapes.thin = thin_relations(axes, names, declared, shapes.sizes)
+    shapes.ties = thin_ties(axes, names, declared)
     for root in template:
         shapes.warnings += differing_contexts(root, {call.index: call.arguments.get(root) for call in calls})
     if len(calls) == 1:

@@ -20,7 +20,7 @@ from .groups import CallGroup, groups_as_yaml, propose_groups, serve
 from .infer import GraphShapes
 from .observer import InputObserver, ObserverWarning, RecordedCall, is_pretrained
 from .records import with_defaults
-from .relations import refused_by_eager, relation_note
+from .relations import equalities_of_chance, refused_by_eager, relation_note
 from .resize import ExportExample, choose_example
 from .signature import CallSignature
 from .targets import Target, find_module, target_text
@@ -341,7 +341,7 @@ def _graph(
         relation
         for relation in shapes.thin
         if not refused_by_eager(relation, shapes, example, calls, target.accepts)
-    ]
+    ] + equalities_of_chance(shapes, example, calls, target.accepts)
     shapes.warnings += [relation_note(relation) for relation in shapes.thin]
     for warning in shapes.warnings:
         where = f"{spec.relative}" + (f" ({name})" if name else "")

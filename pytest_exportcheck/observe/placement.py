@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from ..pytrees import clone_tree, register_flattening_functions
-from ..pytrees.cloning import clone_tensor
+from ..pytrees.strides import copied
 
 __all__ = ["PLACES", "Place", "Placed"]
 
@@ -24,27 +24,25 @@ PLACES: tuple[str, ...] = get_args(Place)
 
 
 def _to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type in ("cpu", "meta"):
-        return clone_tensor(tensor)
-    copied = tensor.detach().cpu()
-    return copied.contiguous() if copied.layout is torch.strided else copied
+    return copied(tensor, None if tensor.is_meta else torch.device("cpu"))
 
 
 def _to_disk(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         return _to_cpu(tensor)
-    source = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
+    source = _to_cpu(tensor).resolve_conj().resolve_neg()
     if not source.numel() or type(tensor) is not torch.Tensor:
         return _to_cpu(tensor)
     handle, path = tempfile.mkstemp(prefix="exportcheck-")
     try:
         with os.fdopen(handle, "wb") as file:
             # As bytes: numpy has no bfloat16.
-            source.reshape(-1).view(torch.uint8).numpy().tofile(file)
+            held = torch.empty(0, dtype=torch.uint8).set_(source.untyped_storage())
+            held.numpy().tofile(file)
         # A private mapping: nobody can change the file through it, and its pages can be dropped.
         storage = cast(
             torch.UntypedStorage,
-            torch.UntypedStorage.from_file(path, False, source.numel() * source.element_size()),
+            torch.UntypedStorage.from_file(path, False, held.numel()),
         )
     finally:
         # The mapping outlives the name. Where a mapped file cannot be deleted (Windows) the folder for
@@ -84,7 +82,7 @@ class Placed:
         """A copy, every tensor on the device that it came from."""
         devices = iter(self._devices)
         with register_flattening_functions(None):
-            value = clone_tree(self._kept, lambda tensor: tensor.to(next(devices), copy=True))
+            value = clone_tree(self._kept, lambda tensor: copied(tensor, next(devices)))
         if self._without:
             return {name: item for name, item in value.items() if name not in self._without}
         return value

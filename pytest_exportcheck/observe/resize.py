@@ -14,10 +14,12 @@ from torch.utils import _pytree
 from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths
 from ..pytrees.cloning import is_wrapper
+from ..pytrees.strides import in_layout_of
 from .records import RecordedCall
 from .shapes import GraphShapes, TensorLeaf
 
 __all__ = [
+    "ON_A_GRID",
     "ExportExample",
     "choose_example",
     "is_possible",
@@ -32,7 +34,7 @@ _SAFE_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 
 #: Images and frames come in multiples of a patch or a stride.
-_ON_A_GRID = ("height", "width", "frames")
+ON_A_GRID = ("height", "width", "frames")
 
 
 class NotResizable(ObserveError):
@@ -65,14 +67,14 @@ class ExportExample:
 
 
 def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`tensor` with `shape`: nearest-neighbour along each axis whose size changes."""
-    source = tensor
+    """`tensor` with `shape`, nearest-neighbour along each axis whose size changes; it lies as `tensor`."""
+    source = like = tensor
     if tensor.numel() == 0 and 0 not in shape:
         source = next(
             (d for d in donors if d.numel()),
             torch.zeros([max(n, 1) for n in tensor.shape], dtype=tensor.dtype),
         )
-        source = source.to(tensor.device)
+        source = like = source.to(tensor.device)
     for axis, size in enumerate(shape):
         old = source.shape[axis]
         if old == size:
@@ -93,7 +95,7 @@ def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch
                 else ((torch.arange(size, device=source.device) + 0.5) * old / size).long()
             )
             source = source.index_select(axis, index)
-    return source.clone(memory_format=torch.contiguous_format)
+    return in_layout_of(source, like)
 
 
 def _resized(
@@ -267,7 +269,7 @@ def other_sizes(
     for name in shapes.symbols:
         sizes = observed[name] or {example.sizes[name]}
         top = max(sizes | {example.sizes[name]})
-        if name in _ON_A_GRID:
+        if name in ON_A_GRID:
             step = gcd(*sizes)
             candidates = [step, top + step]
         elif name == "batch" or name.endswith("_batch"):
@@ -299,7 +301,7 @@ def _within_relations(shapes: GraphShapes, example: ExportExample) -> list[dict[
     found = []
     sums = {dim for leaf in shapes.tensors() for dim in leaf.dynamic.values() if len(dim.terms) == 2}
     for first, second in sorted(dim.names for dim in sums):
-        if {first, second} & {*_ON_A_GRID}:
+        if {first, second} & {*ON_A_GRID}:
             continue
         a, b = example.sizes[first], example.sizes[second]
         found += [

@@ -17,7 +17,7 @@ from ..pytrees.caches import is_cache
 from ..pytrees.cloning import blank
 from .records import RecordedCall
 
-__all__ = ["ConstantLeaf", "GraphShapes", "TensorLeaf", "ThinRelation", "ValueIfMissing"]
+__all__ = ["ConstantLeaf", "GraphShapes", "TensorLeaf", "ThinRelation", "ThinTie", "ValueIfMissing"]
 
 #: Given an argument name and the sizes of the symbols in a call (``None``: not known yet), the value that
 #: stands in for the argument where it is missing, or ``None`` if there is none.
@@ -54,12 +54,12 @@ class ConstantLeaf:
 
 @dataclass(frozen=True)
 class ThinRelation:
-    """A sum of sizes that was seen in two different calls and no more.
+    """A sum of sizes, or an equality, that was seen in two different calls and no more.
 
     Attributes
     ----------
     dim:
-        ``a + b``.
+        ``a + b``; of an equality the symbol that the axes share with others.
     symbol:
         What its axes are called without it.
     axes:
@@ -68,6 +68,10 @@ class ThinRelation:
         ``(5, 2, 3)``: the size and its terms, of each different call.
     sizes:
         Size of the axes by call index.
+    like:
+        Of an equality: the other axes of the symbol.
+    limit:
+        Largest valid size of the axes.
     """
 
     dim: DimExpr
@@ -75,6 +79,33 @@ class ThinRelation:
     axes: tuple[tuple[str, int], ...]
     seen: tuple[tuple[int, ...], ...]
     sizes: Mapping[int, int]
+    like: tuple[tuple[str, int], ...] = ()
+    limit: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What tells it from other relations of its graph: its axes and what they are taken for."""
+        return f"{self.dim} {self.symbol} {', '.join(f'{path}[{axis}]' for path, axis in self.axes)}"
+
+
+@dataclass(frozen=True)
+class ThinTie:
+    """The axes of one symbol, in parts that at most two different sizes hold together.
+
+    Attributes
+    ----------
+    parts:
+        (path, axis) of the axes of each; the first part keeps the symbol.
+    names:
+        What each part is called without the others.
+    sizes:
+        Size by call index, of each part.
+    """
+
+    symbol: str
+    parts: tuple[tuple[tuple[str, int], ...], ...]
+    names: tuple[str, ...]
+    sizes: tuple[Mapping[int, int], ...]
 
 
 @dataclass
@@ -94,6 +125,8 @@ class GraphShapes:
         Largest valid size of a symbol (a sliding-window cache holds window - 1 positions).
     thin:
         Relations between sizes that may be chance.
+    ties:
+        Axes of one symbol, of which it is not known whether they are equal by chance.
     warnings:
         What a person should know: axes that never varied, a single call, ...
     """
@@ -104,6 +137,7 @@ class GraphShapes:
     limits: dict[str, int] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     thin: list[ThinRelation] = field(default_factory=list)
+    ties: list[ThinTie] = field(default_factory=list)
     value_if_missing: ValueIfMissing = field(default=lambda name, sizes: None, repr=False)
     template: dict[str, Any] = field(default_factory=dict, repr=False)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..dims import DimExpr
 
-__all__ = ["Axis", "name_axes"]
+__all__ = ["Axis", "name_axes", "name_for", "same_by_convention"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +115,35 @@ def _name(group: _Group, taken: set[str]) -> str:
         if candidate + suffix not in taken:
             return candidate + suffix
     raise AssertionError("unreachable")
+
+
+def name_for(axes: Sequence[Axis], taken: set[str]) -> str:
+    """What `axes` are called on their own, where the names `taken` are."""
+    return _name(_Group(list(axes), {}), taken)
+
+
+def same_by_convention(one: Axis, other: Axis) -> bool:
+    """Whether two axes of one symbol are one dimension by what they are, whatever eager takes.
+
+    Layers of one cache; `encoder_outputs` and what a cache keeps of them, beside which they are not read; a
+    mask and what it masks: attention reads the part of a larger mask that it needs.
+    """
+    roots = [axis.path.partition(".")[0] for axis in (one, other)]
+    if roots[0] == roots[1] and all(".layers." in axis.path for axis in (one, other)):
+        return one.axis == other.axis
+    if {_role(one), _role(other)} == {"source"}:
+        return True
+    for mask, masked in ((one, other), (other, one)):
+        prefix = mask.path.removesuffix("attention_mask")
+        if prefix == mask.path or prefix not in ("", "decoder_"):
+            continue
+        if masked.path.startswith("decoder_") != bool(prefix):
+            continue
+        if mask.axis == masked.axis == 0 and masked.path.removeprefix(prefix).startswith("input"):
+            return True
+        if mask.axis == mask.rank - 1 and _role(masked) == "seq":
+            return True
+    return False
 
 
 def _relation(group: _Group, named: Mapping[str, _Group]) -> DimExpr | None:

@@ -16,6 +16,7 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .caches import clone_leaf_by_leaf, is_cache
+from .strides import copied
 
 __all__ = [
     "PLAIN",
@@ -91,12 +92,9 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 
 
 def clone_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy of the same dtype and device, detached."""
-    # Not deepcopy: it keeps aliases between leaves (f(x, x) would be recorded as one tensor), and an
-    # expanded tensor would stay a view of few elements that an in-place operation refuses.
-    if tensor.layout is not torch.strided:
-        return tensor.detach().clone()
-    return tensor.detach().clone(memory_format=torch.contiguous_format)
+    """A copy of the same dtype, device and strides, detached."""
+    # Not deepcopy: it keeps aliases between leaves, and f(x, x) would be recorded as one tensor.
+    return copied(tensor)
 
 
 def blank(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from pytest_exportcheck.errors import ObserveError
 from pytest_exportcheck.pipeline import SpecRun
@@ -75,6 +76,16 @@ GUILTY: dict[str, tuple[str, str, str]] = {
         + forward("if len(x) == 2:", "    self.scale.data.copy_(x.mean())", "return x + self.scale"),
         "",
         "buffer `scale` changed from [0] to ",
+    ),
+    "gradient": (
+        init("self.weight = nn.Parameter(torch.ones(4))")
+        + forward(
+            "if self.weight.grad is None:",
+            "    self.weight.grad = torch.ones(4) * x.mean()",
+            "return x * self.weight.grad",
+        ),
+        "",
+        "gradient of parameter `weight` is new (",
     ),
     "large-buffer": (
         init('self.register_buffer("scale", torch.zeros(90, 100))')
@@ -473,3 +484,25 @@ def test_frequencies_that_every_call_makes_for_its_own_length(tmp_path: Path) ->
 def test_frequencies_of_a_longer_sequence_before(tmp_path: Path) -> None:
     with pytest.raises(ObserveError, match=r"answer to call 1 depends on the calls before it.*inv_freq"):
         rope(tmp_path, 30, 20).observe("cpu", "float32")
+
+
+def test_gradients_that_a_call_writes_are_eagers(tmp_path: Path) -> None:
+    """A trace of it leaves fake tensors in the parameters, which no later call could compute with."""
+    run = net(
+        tmp_path,
+        init("self.weight = nn.Parameter(torch.ones(4))")
+        + forward(
+            "old = self.weight.grad",
+            "self.weight.grad = torch.ones(4) if old is None else old.clone()",
+            "self.weight.grad.add_(x.shape[1])",
+            "return x * 2",
+        ),
+    )
+    note = "gradient of parameter `weight` changed from ["
+    for exporter in ("torch-export", "onnx-dynamo", "torch-export"):
+        _, error, record = verdict(run, exporter)
+        assert record["warnings"][0].startswith(note)
+        assert "in place" not in str(error)
+        model = run.model("cpu", "float32")
+        assert type(model.weight.grad) is torch.Tensor
+        assert run.observe("cpu", "float32").model is model, "no new model was needed"

@@ -486,7 +486,7 @@ def test_many_at_once(runs: Runs) -> None:
         for _ in range(15):
             mine, _ = cache.read(key, weights)
             assert mine is not None
-            problems.extend(own.write(key, mine.model, weights, [comparison]))
+            problems.extend(own.write(key, mine.model, weights, {"": [], "broken": [comparison]}))
             seen, notes = own.read(key, weights)
             problems.extend(notes)
             if seen is None:
@@ -499,7 +499,9 @@ def test_many_at_once(runs: Runs) -> None:
         thread.join()
     assert problems == []
     assert [each.name for each in runs.entry().parent.iterdir()] == [path.name]
-    (read,) = cache.read(key, weights)[0].comparisons  # type: ignore[union-attr]
+    decided = cache.read(key, weights)[0].decided  # type: ignore[union-attr]
+    assert list(decided) == ["", "broken"]
+    (read,) = decided["broken"]
     assert read == comparison
     assert read.holds({"seq": 33})
     assert not read.holds({"seq": 32})

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pytest_exportcheck import pipeline
+from pytest_exportcheck.cache_settings import CacheSettings
 from pytest_exportcheck.checks import equivalence, sizes
 from pytest_exportcheck.errors import CompareError
 from pytest_exportcheck.exporters.base import dynamic_arguments, flat_forward
@@ -123,6 +124,81 @@ def test_a_mode_with_the_same_graph_makes_nothing_anew(
         # The one of `none` and those of the run that shares nothing: the mode that shares needs no session.
         assert [without_sources(each) for each in opened] == [without_sources(opened[0])] * 3
     assert "session" not in records[shared, "transformers"]["durations"]
+
+
+PAIR = """
+    class Net(nn.Module):
+        def forward(self, x, y, z):
+            return x * 2, y * 3, z * 4
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [(tuple(torch.randn(n, 5) for n in sizes), {}) for sizes in SIZES]
+
+
+    SIZES = ((2, 2, 4), (3, 3, 6))
+"""
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("sizes", ["(2, 2, 4), (3, 3, 6)", "(2, 3, 5), (3, 4, 7)"], ids=["equality", "sum"])
+def test_what_a_conversion_decides_where_a_thin_relation_is_broken_is_shared_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cached: bool, sizes: str
+) -> None:
+    """Sizes that are tied in the calls are compared while converting, and nowhere before."""
+    export = torch.onnx.export
+
+    def deciding(program: Any, *args: Any, **kwargs: Any) -> Any:
+        x, y, z = [node.meta["val"].shape[0] for node in program.graph.nodes if node.op == "placeholder"]
+        assert not bool(y > x + 40)
+        assert not bool(z > x + y + 50)
+        return export(program, *args, **kwargs)
+
+    monkeypatch.setattr(torch.onnx, "export", deciding)
+    spec = make_run(tmp_path, PAIR.replace("(2, 2, 4), (3, 3, 6)", sizes), MODES).spec
+    stage, error, alone = verdict(SpecRun(spec, share=False), "onnx-dynamo")
+    assert stage == "pass", error
+    boundary = "y_dim_0=44 (" if "(2, 2" in sizes else "z_dim_0=58 ("
+    assert any(boundary in text for text in alone["resize"]["relations"])
+    settings = CacheSettings(tmp_path / "cache", 10**9) if cached else None
+    run = SpecRun(spec, cache=settings)
+    run.outcomes.keep = False  # The model is run in each mode.
+    made = [(run, "none"), (run, "transformers"), (SpecRun(spec, cache=settings), "none")]
+    found = []
+    for each, mode in made[: 2 + cached]:
+        stage, error, record = verdict(each, "onnx-dynamo", mode)
+        assert stage == "pass", error
+        assert record["resize"] == alone["resize"]
+        assert record["warnings"] == alone["warnings"]
+        found.append(record["conversion"])
+    assert found == ["new", "shared", "cached"][: 2 + cached]
+
+
+REUSED = """
+    class Net(nn.Module):
+        def forward(self, x, y):
+            return (torch.relu(x) * 2).sum(0) + (torch.relu(y) * 3).sum(0)
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((torch.randn(n, 4), torch.randn(n, 4)), {}) for n in (5, 7)]
+"""
+
+
+def test_a_warning_of_the_other_sizes_is_in_the_record_of_every_mode(tmp_path: Path) -> None:
+    run = make_run(tmp_path, REUSED, MODES)
+    first, second = (verdict(run, "onnx-dynamo", mode)[2] for mode in ("none", "transformers"))
+    assert second["same_graph_as"] == "none"
+    assert len(first["warnings"]) == 2
+    assert second["warnings"] == first["warnings"]
 
 
 def test_the_shared_model_is_that_of_the_mode_alone(tmp_path: Path, opened: list[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,12 @@ import torch
 
 from pytest_exportcheck import make_dynamic_cache
 from pytest_exportcheck.observe import choose_example
-from pytest_exportcheck.observe.relations import broken_sizes, refused_by_eager, without
+from pytest_exportcheck.observe.relations import (
+    broken_sizes,
+    equalities_of_chance,
+    refused_by_eager,
+    without,
+)
 from pytest_exportcheck.observe.resize import other_sizes, resize_arguments
 from pytest_exportcheck.pipeline import SpecRun
 
@@ -204,3 +210,224 @@ def test_the_mask_of_a_decoder_is_none_of_chance() -> None:
     shapes, _ = infer(lambda input_ids, my_mask, cache: input_ids, step(2, 3, 5), step(4, 2, 7))
     assert rows(shapes)["my_mask"] == "int64[batch, past + seq]"
     assert shapes.thin == []
+
+
+def pair_of(tmp_path: Path, signature: str, *lines: str, calls: str, extra: str = "") -> SpecRun:
+    body = "".join(f"        {line}\n" for line in lines)
+    return make_run(
+        tmp_path,
+        f"""
+class Net(nn.Module):
+    def forward(self, {signature}):
+{body}
+
+def build_model():
+    return Net()
+
+
+def calls():
+    torch.manual_seed(1)
+    return [({calls}, {{}}) for n in SIZES]
+
+
+SIZES = (5, 7)
+""",
+        extra,
+    )
+
+
+PAIR = "(torch.randn(n, 4), torch.randn(n, 4))"
+
+EQUAL = (
+    "axis 0 of y is taken for x_dim_0, as axis 0 of x is, because they are equal in the calls (5, 7), and "
+    "eager takes them apart: a call in which they differ would settle it, or a third size that they share, "
+    "or dims in the spec's calls"
+)
+
+
+def test_axes_that_are_equal_in_two_calls_are_tried_apart(tmp_path: Path) -> None:
+    lines = ("if x.shape[0] == y.shape[0]:", "    return x.sum(0) + y.sum(0)", "return x.sum(0) - y.sum(0)")
+    run = pair_of(tmp_path, "x, y", *lines, calls=PAIR)
+    stage, error, record = verdict(run, "onnx-dynamo")
+    assert stage == "resize", record["resize"]
+    assert "at sizes x_dim_0=7, y_dim_0=5 (y_dim_0 is not x_dim_0)" in error.message
+    assert "decided where it holds, and otherwise here: y_dim_0 == x_dim_0" in str(error) or (
+        "decided where it holds, and otherwise here: x_dim_0 == y_dim_0" in str(error)
+    )
+    assert EQUAL in str(error)
+    # A guard that wants what the golden says is no failure, and not without a word.
+    stage, error, record = verdict(run, "torch-export")
+    assert stage == "pass", error
+    assert record["warnings"] == [
+        EQUAL,
+        "axis 0 of y must be x_dim_0, as axis 0 of x is, in the program and not in eager, which takes "
+        "x_dim_0=7, y_dim_0=5 (y_dim_0 is not x_dim_0): the ExportedProgram fails on them: AssertionError: "
+        "Guard failed: y.size()[0] == x.size()[0]",
+    ]
+
+
+def test_one_buffer_for_axes_of_one_name_is_said(tmp_path: Path) -> None:
+    run = pair_of(
+        tmp_path, "x, y", "return (torch.relu(x) * 2).sum(0) + (torch.relu(y) * 3).sum(0)", calls=PAIR
+    )
+    stage, error, record = verdict(run, "onnx-dynamo")
+    assert stage == "pass", error
+    note, bound = record["warnings"]
+    assert note == EQUAL
+    assert bound.startswith("axis 0 of y must be x_dim_0, as axis 0 of x is, in the program and not in eager")
+    assert "attempting to re-use buffer" in bound
+    stage, error, record = verdict(run, "torch-export")
+    assert stage == "pass", error
+    assert record["warnings"] == [EQUAL]
+
+
+@pytest.mark.parametrize(
+    ("lines", "sizes"),
+    [(("return x + y",), "(5, 7)"), (("return x * 2, y * 3",), "(5, 7, 6)")],
+    ids=["eager wants it", "three sizes"],
+)
+def test_equalities_that_are_none_of_chance(tmp_path: Path, lines: tuple[str, ...], sizes: str) -> None:
+    run = pair_of(tmp_path, "x, y", *lines, calls=PAIR)
+    path = tmp_path / "net.py"
+    path.write_text(path.read_text().replace("SIZES = (5, 7)", f"SIZES = {sizes}"))
+    stage, error, record = verdict(run, "torch-export")
+    assert stage == "pass", error
+    assert record["warnings"] == []
+    assert record["resize"]["relations"] == []
+
+
+@pytest.mark.parametrize(
+    "observe",
+    [
+        '{batch_dims: true, calls: "net.py:calls"}',
+        "{dims: [n], calls: [{forward: ['float32[n, 4]', 'float32[n, 4]'], dims: {n: 5}}, "
+        "{forward: ['float32[n, 4]', 'float32[n, 4]'], dims: {n: 7}}]}",
+    ],
+    ids=["a batch", "dims"],
+)
+def test_a_spec_may_say_that_axes_are_equal(tmp_path: Path, observe: str) -> None:
+    run = pair_of(tmp_path, "x, y", "return x * 2, y * 3", calls=PAIR, extra=f"observe: {observe}\n")
+    stage, error, record = verdict(run, "torch-export")
+    assert stage == "pass", error
+    assert record["warnings"] == []
+
+
+def test_a_spec_may_say_that_axes_are_not_equal(tmp_path: Path) -> None:
+    calls = ", ".join(
+        f"{{forward: ['float32[n, 4]', 'float32[m, 4]'], dims: {{n: {size}, m: {size}}}}}" for size in (5, 7)
+    )
+    extra = f"observe: {{dims: [n, m], calls: [{calls}]}}\n"
+    run = pair_of(tmp_path, "x, y", "return x * 2, y * 3", calls=PAIR, extra=extra)
+    stage, error, record = verdict(run, "torch-export")
+    assert stage == "pass", error
+    assert record["warnings"] == []
+    assert any("n=1, m=" in text for text in record["resize"]["passed"])
+
+
+def test_the_sides_of_an_image_are_tried_apart_on_their_grid(tmp_path: Path) -> None:
+    run = pair_of(
+        tmp_path,
+        "pixel_values",
+        "if pixel_values.shape[2] % 4 or pixel_values.shape[3] % 4:",
+        "    raise ValueError('no multiple of a patch')",
+        "return pixel_values.sum(1).cumsum(-1)",
+        calls="(torch.randn(2, 3, 4 * n, 4 * n),)",
+    )
+    stage, error, record = verdict(run, "torch-export")
+    assert stage == "pass", error
+    assert "axis 3 of pixel_values is taken for height, as axis 2 of pixel_values is" in record["warnings"][0]
+    listed = record["resize"]["relations"]
+    assert [text.partition(":")[0] for text in listed[:2]] == [
+        "height=28, width=20 (width is not height)",
+        "height=28, width=32 (width is not height)",
+    ]
+
+
+def equalities(function: Any, *calls: Any, **options: Any) -> list[tuple[str, Any, Any]]:
+    """(symbol, axes, the axes that they are like) of each equality that `function` does not want."""
+    shapes, recorded = infer(function, *calls, **options)
+
+    def accepts(arguments: dict[str, Any]) -> bool:
+        try:
+            function(**arguments)
+        except Exception:
+            return False
+        return True
+
+    example = choose_example(recorded, shapes, accepts)
+    found = equalities_of_chance(shapes, example, recorded, accepts)
+    return [(each.symbol, each.axes, each.like) for each in found]
+
+
+def two(*shapes: tuple[int | None, ...]) -> list[Any]:
+    """Two calls, in which ``None`` is 5 and then 7."""
+    return [args(*(torch.ones([n if s is None else s for s in shape]) for shape in shapes)) for n in (5, 7)]
+
+
+def test_axes_that_belong_together_are_set_apart_together() -> None:
+    found = equalities(
+        lambda source, source_kept, target, target_kept: (source * source_kept, target * target_kept),
+        *two((None, 4), (None, 1), (None, 4), (None, 1)),
+    )
+    assert found == [
+        ("target_dim_0", (("target", 0), ("target_kept", 0)), (("source", 0), ("source_kept", 0)))
+    ]
+
+
+def test_the_first_of_an_encoder_and_a_decoder_keeps_the_name() -> None:
+    def model(
+        input_ids: Any, attention_mask: Any, decoder_input_ids: Any, decoder_attention_mask: Any
+    ) -> Any:
+        return (input_ids * attention_mask).sum(1) + (decoder_input_ids * decoder_attention_mask).sum(1)
+
+    found = equalities(model, *two(*[(3, None)] * 4))
+    assert found == [
+        (
+            "target",
+            (("decoder_input_ids", 1), ("decoder_attention_mask", 1)),
+            (("input_ids", 1), ("attention_mask", 1)),
+        )
+    ]
+
+
+def test_each_of_three_axes_that_eager_takes_apart() -> None:
+    found = equalities(lambda x, y, z: (x, y, z), *two((None, 4), (3, None), (3, 4, None)))
+    assert [(symbol, axes) for symbol, axes, _ in found] == [
+        ("y_dim_1", (("y", 1),)),
+        ("z_dim_2", (("z", 2),)),
+    ]
+
+
+def test_a_mask_that_is_larger_than_what_it_masks_proves_nothing() -> None:
+    """Attention takes the part that it needs."""
+    assert equalities(lambda input_ids, attention_mask: input_ids, *two((3, None), (3, None))) == []
+    assert equalities(lambda input_ids, attention_mask: input_ids, *two((None, 3), (None, 3))) == []
+    (found,) = equalities(
+        lambda input_ids, attention_mask, pixel_values: (input_ids, pixel_values),
+        *two((None, 3), (None, 3), (None, 3, 8, 8)),
+    )
+    assert found[1:] == ((("pixel_values", 0),), (("input_ids", 0), ("attention_mask", 0)))
+    (found,) = equalities(lambda input_ids, labels: input_ids, *two((3, None), (3, None)))
+    assert found[1] == (("labels", 1),)
+
+
+def test_the_layers_of_a_cache_are_one_thing() -> None:
+    def call(n: int) -> Any:
+        return args(make_dynamic_cache([(torch.zeros(2, 2, n, 4),) * 2] * 3), torch.zeros(2, n))
+
+    (found,) = equalities(lambda cache, x: (cache, x), call(5), call(7))
+    symbol, axes, like = found
+    assert (symbol, axes) == ("x_dim_1", (("x", 1),))
+    assert len(like) == 6
+
+
+def test_sizes_of_equal_axes_that_are_set_apart() -> None:
+    shapes, recorded = infer(lambda x, y: x, *two((None, 4), (None, 4)))
+    example = choose_example(recorded, shapes, lambda arguments: True)
+    (relation,) = equalities_of_chance(shapes, example, recorded, lambda arguments: True)
+    assert broken_sizes(relation, example) == [{"x_dim_0": 7, "y_dim_0": size} for size in (5, 8, 6)]
+    free = without(shapes, relation)
+    assert rows(free) == {"x": "float32[x_dim_0, 4]", "y": "float32[y_dim_0, 4]"}
+    assert rows(shapes) == {"x": "float32[x_dim_0, 4]", "y": "float32[x_dim_0, 4]"}
+    limited = replace(relation, limit=6)
+    assert [sizes["y_dim_0"] for sizes in broken_sizes(limited, example)] == [5, 6]
