@@ -81,7 +81,7 @@ class MovedEager:
         self._moves: dict[str, Moves] = {}
         self.replays = 0
         self._has_strong = False
-        self._limit, self._work = 0.0, 0
+        self._limit, self.work = 0.0, 0
         self.at_bound = False
         self.problem = ""
         self.cut = ""
@@ -134,11 +134,11 @@ class MovedEager:
         self.plain = self._call()
         self._moves = {path: Moves(plain) for path, plain in self.plain.items()}
         count = _REPLAYS + self._strong_ones()
-        if self._work * count > _NUMBERS:
+        if self.work * count > _NUMBERS:
             self._half = True
             half = _REPLAYS // 2 + self._strong_ones()
-            said = f"{count} replays would move {self._work * count:.1e} numbers, at most {_NUMBERS:.0e} are"
-            if self._work * half > _NUMBERS:
+            said = f"{count} replays would move {self.work * count:.1e} numbers, at most {_NUMBERS:.0e} are"
+            if self.work * half > _NUMBERS:
                 raise OverflowError(said)
             self.cut = f"{half} replays: {said}"
 
@@ -160,7 +160,7 @@ class MovedEager:
         with mode:
             outputs = target.call(arguments)
         if seed is None:
-            self._limit, self._work, self.at_bound = mode.limit, mode.work, mode.at_bound
+            self._limit, self.work, self.at_bound = mode.limit, mode.work, mode.at_bound
         leaves = [*flatten_with_paths(outputs), *((in_place(p), v) for p, v in watch.written().items())]
         count = Counter(path for path, _ in leaves)
         return {
