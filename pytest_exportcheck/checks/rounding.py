@@ -40,8 +40,8 @@ __all__ = ["MovedEager", "compare_rounded", "note_rounding"]
 _REPLAYS, _FIRST, _STRONG_ONES, _HOPELESS = 12, 3, 6, 8.0
 
 #: All replays together move no more numbers than this, or there are half of them, or none: what decides is
-#: what a call computes, not how long it takes. (On one core it was about 4 minutes.)
-_NUMBERS = 10_000_000_000
+#: what a call computes, not how long it takes. (On one core it was 4 to 50 ns a number.)
+_NUMBERS = 5_000_000_000
 
 #: Where rounding decides for so many elements, the root mean square of their errors is at most so many times
 #: that of the moves, and so is that of errors by moves, in which the largest do not outweigh all others: a
