@@ -35,9 +35,9 @@ from .writes import WriteWatch, in_place
 
 __all__ = ["MovedEager", "compare_rounded", "note_rounding"]
 
-#: So many replays of eager; after the first few it is seen whether more of them can help. So many more have
-#: results moved by more (`STRONG`), twice as many where a function is at the end of its domain.
-_REPLAYS, _FIRST, _STRONG_ONES, _HOPELESS = 12, 3, 6, 8.0
+#: So many replays of eager; after the first few it is seen whether more can help. As many have results
+#: moved by more (`STRONG`): with half of them, one of a thousand elements that do not jump seems to.
+_REPLAYS, _FIRST, _STRONG_ONES, _HOPELESS = 12, 3, 12, 8.0
 
 #: All replays together move no more numbers than this, or there are half of them, or none: what decides is
 #: what a call computes, not how long it takes. (On one core it was 4 to 50 ns a number.)
@@ -106,7 +106,7 @@ class MovedEager:
                     self._add(self._call(self.replays + 1), 1.0)
                     self.replays += 1
                 if count == _REPLAYS and not self._has_strong:
-                    for seed in range(1, self._strong_ones() + 1):
+                    for seed in range(1, (_STRONG_ONES // 2 if self._half else _STRONG_ONES) + 1):
                         self._add(self._call(seed, STRONG), STRONG)
                     self._has_strong = True
         except Exception as error:
@@ -120,9 +120,6 @@ class MovedEager:
         """A move that may be, though few replays show none: that of a root of nothing but rounding."""
         return math.sqrt(self._limit) if self.at_bound else 0.0
 
-    def _strong_ones(self) -> int:
-        return _STRONG_ONES * (2 if self.at_bound else 1) // (2 if self._half else 1)
-
     def _start(self) -> None:
         """Call eager as it is, and see what a replay costs.
 
@@ -133,10 +130,9 @@ class MovedEager:
         """
         self.plain = self._call()
         self._moves = {path: Moves(plain) for path, plain in self.plain.items()}
-        count = _REPLAYS + self._strong_ones()
+        count, half = _REPLAYS + _STRONG_ONES, (_REPLAYS + _STRONG_ONES) // 2
         if self.work * count > _NUMBERS:
             self._half = True
-            half = _REPLAYS // 2 + self._strong_ones()
             said = f"{count} replays would move {self.work * count:.1e} numbers, at most {_NUMBERS:.0e} are"
             if self.work * half > _NUMBERS:
                 raise OverflowError(said)
