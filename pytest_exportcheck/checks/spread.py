@@ -20,9 +20,14 @@ ALLOWED = 4.0
 #: fault could hide in what is allowed.
 _OF_OUTPUT = 0.05
 
-#: Results that are moved by so many units instead of one must move an output so many times as far, within a
-#: factor (cancellation: 6.3 to 8.3 times): a branch or an angle that rounding decides has no such measure.
+#: Results that are moved by so many units instead of one must move the elements of an output so many times as
+#: far, half of those that do not jump, within a factor (cancellation: 6.3 to 8.3 times): a branch or an angle
+#: that rounding decides has no such measure. Not by the sum of all moves: a few near a branch outweigh it.
 STRONG, _WITHIN = 8.0, 2.0
+
+#: An element jumps, whatever the others do, that moves no more than so many times as far, at most and as the
+#: root of the mean square.
+_JUMPS_AT_MOST, _JUMPS = 1.1, 1.5
 
 #: Near the end of the domain of a function moves grow as a root or a logarithm does. An element is believed
 #: there whose values lie so many times as far apart (a root: 2.8 times), by what is at most this share of the
@@ -118,15 +123,12 @@ class Moves:
             return None
         return weak.maximum(strong) if largest else weak.minimum(strong)
 
-    def _grow(self) -> bool:
-        """Whether what does not jump moves further in the measure in which results do."""
-        asked = self._always_finite & (self._largest[1.0] < self._largest[STRONG])
+    def _growth(self) -> torch.Tensor:
+        """How many times as far each element moves when results do; infinite for what moves only then."""
         weak, strong = (
-            float(self._squares[strength][asked].double().sum()) / self._replays[strength]
-            for strength in (1.0, STRONG)
+            self._squares[strength].double() / max(self._replays[strength], 1) for strength in (1.0, STRONG)
         )
-        low, high = ((STRONG * factor) ** 2 for factor in (1 / _WITHIN, _WITHIN))
-        return low * weak <= strong <= high * weak
+        return (strong / weak).sqrt().where(weak > 0, math.inf).where(strong > 0, 0.0)
 
     def spread(self, limit: float, at_bound: bool) -> Spread:
         """What can be said so far.
@@ -141,10 +143,14 @@ class Moves:
         largest, strong, size = self._largest[1.0], self._largest[STRONG], size_of(self._plain)
         believed = torch.zeros_like(largest)
         asked = self._replays[STRONG] > 0
-        if not asked or self._grow():
-            # An element that strong replays move no further jumps, by whatever the others move.
-            grows = largest < strong if asked else torch.ones_like(largest).bool()
-            believed[grows] = max(limit, _OF_OUTPUT / ALLOWED * size)
+        grows = torch.ones_like(largest).bool()
+        if asked:
+            growth, grows = self._growth(), strong >= _JUMPS_AT_MOST * largest
+            measured = growth[self._always_finite & grows & (largest > 0)]
+            middle = float(measured.median()) if measured.numel() else STRONG
+            grows &= growth >= _JUMPS
+            grows &= STRONG / _WITHIN <= middle <= STRONG * _WITHIN
+        believed[grows] = max(limit, _OF_OUTPUT / ALLOWED * size)
         if asked and at_bound:
             bound = max(limit, math.sqrt(limit), _OF_OUTPUT_AT_BOUND / ALLOWED * size)
             believed[self._grow_at_bound()] = bound

@@ -569,3 +569,37 @@ def test_the_parts_of_a_complex_number_are_judged_apart() -> None:
     right = uncertain(x)
     assert judged(uncertain, x, torch.complex(variance(x.double()).float(), right.imag)).ok
     assert not judged(uncertain, x, torch.complex(right.real, right.imag * 1.01)).ok
+
+
+OPERATORS = {
+    "exp": lambda x: x.exp(),
+    "sigmoid": lambda x: x.sigmoid(),
+    "tanh": lambda x: x.tanh(),
+    "sum": lambda x: x.cumsum(-1),
+    "root": lambda x: x.abs().sqrt(),
+    "layer normalization": lambda x: torch.nn.functional.layer_norm(x, (64,)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_few_elements_near_a_branch_do_not_stop_the_others(name: str) -> None:
+    """Stronger moves take some across the steps of a function, by far more than all others move."""
+
+    def rest(y):
+        return y - (y * 256).round() / 256
+
+    def model(x):
+        return rest(OPERATORS[name](x))
+
+    x = draw(33, 64, mean=0.0)
+    right = OPERATORS[name](x.double()).float()
+    other = right * (1 + (torch.rand(right.shape, generator=torch.Generator().manual_seed(1)) > 0.7) * 1.2e-7)
+    near_a_step = ((right * 256) % 1 - 0.5).abs() < 0.01
+    got = rest(other).where(~near_a_step, model(x))
+    result = judged(model, x, got)
+    assert result.max_abs > result.atol
+    assert result.ok, result
+    assert not judged(model, x, got + 2e-5).ok
+    # What is near a step is not excused by it.
+    wrong = model(x).where(~near_a_step, model(x) + 0.5 / 256)
+    assert not judged(model, x, wrong).ok
