@@ -49,6 +49,7 @@ def compare_leaf(
     tolerances: Tolerances,
     where: torch.Tensor | Ties | None = None,
     least: torch.Tensor | None = None,
+    excused: torch.Tensor | None = None,
 ) -> LeafComparison:
     """Compare one output.
 
@@ -59,6 +60,8 @@ def compare_leaf(
         Or what the indices in the output select from: that is compared instead of the indices.
     least:
         Error of each element, of the shape of `expected`, that is allowed whatever the tolerance of a float.
+    excused:
+        Boolean tensor of the shape of `expected`: positions at which NaN and infinities may differ.
     """
     expected, got = as_tensor(expected), as_tensor(got)
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
@@ -74,7 +77,7 @@ def compare_leaf(
     if isinstance(where, Ties):
         return _compare_selected(path, expected, got, tolerances, where)
     if expected.is_floating_point() or expected.is_complex():
-        return _compare_floats(path, expected, got, tolerance, where, tolerances.by_element, least)
+        return _compare_floats(path, expected, got, tolerance, where, tolerances.by_element, least, excused)
     return _compare_exact(path, expected, got, where)
 
 
@@ -169,12 +172,15 @@ def _compare_floats(
     where: torch.Tensor | None,
     by_element: Callable[[str, torch.Tensor, Tolerance], torch.Tensor | float],
     least: torch.Tensor | None,
+    excused: torch.Tensor | None,
 ) -> LeafComparison:
     shape, dtype = tuple(expected.shape), dtype_name(expected.dtype)
     wide = torch.complex128 if expected.is_complex() else torch.float64
     a, b = got.to(wide), expected.to(wide)
     both_finite = torch.isfinite(a) & torch.isfinite(b)
     special = special_positions(a, b)
+    if excused is not None:
+        special = special & ~excused
     zero = torch.zeros((), dtype=torch.float64)
     error = torch.where(both_finite, (a - b).abs(), zero)
     size = torch.where(both_finite, b.abs(), zero)

@@ -47,6 +47,9 @@ class LeafComparison:
     eager_moves:
         How far eager itself moves when its operators round otherwise (`rounding`); ``None`` if it was not
         asked: nothing is outside the tolerance, or no tolerance would help.
+    crosses:
+        A sentence on values that are finite in one program and not in the other, where eager itself has both
+        when its operators round otherwise; part of `note`.
     by:
         Name of the user's comparison that judged it, and decided `ok`: there are no numbers then.
     """
@@ -66,6 +69,7 @@ class LeafComparison:
     note: str = ""
     eager_moves: float | None = None
     by: str = ""
+    crosses: str = ""
 
     def to_record(self) -> dict[str, Any]:
         """Plain builtins for the report."""

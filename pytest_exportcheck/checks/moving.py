@@ -1,4 +1,10 @@
-"""A mode in which operators round otherwise: results are moved at random by a unit in the last place."""
+"""A mode in which operators round otherwise: results are moved at random by a unit in the last place.
+
+What is moved is what right implementations may answer otherwise: sums and products of many terms, whose order
+is free, functions such as ``exp``, a division that a device may make a product, and operators that exporters
+take apart. One sum, difference or product of two numbers is correctly rounded by IEEE 754, in every runtime
+alike; programs rely on it (rounding by a large constant, compensated sums), and it is not moved.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +54,29 @@ _FILLS = frozenset(("fill", "full", "full_like", "masked_fill", "new_full", "sca
 #: A number is a fill value that was seen before if they differ by at most this share.
 _SAME_FILL = 0.11
 
-#: Pointwise operators with an intermediate result that is rounded, and may cancel.
-_FUSED = frozenset(("addcdiv", "addcmul", "lerp"))
+#: Pointwise operators with an intermediate result that is rounded, and may cancel. So are sums and
+#: differences with an `alpha`: its product may be rounded or not.
+_FUSED = frozenset(("addcdiv", "addcmul", "lerp", "remainder"))
+
+#: Sums of numbers that are divided by their sum: no implementation ends above 1.
+_RANGED = frozenset(("_softmax",))
+
+_SUMS = frozenset(("add", "sub", "rsub"))
+
+#: Functions with a bound at which they end, or have an infinite slope: how far a value is from it.
+_BOUNDS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **dict.fromkeys(("acos", "asin", "atanh"), lambda x: 1 - x.abs()),
+    **dict.fromkeys(("sqrt", "rsqrt", "log", "log2", "log10", "pow"), lambda x: x),
+    "acosh": lambda x: x - 1,
+    "log1p": lambda x: x + 1,
+    "logit": lambda x: torch.minimum(x, 1 - x),
+}
+
+#: Beside the numbers that a call computes, each operator costs as much as so many.
+_NUMBERS_PER_CALL = 4096
+
+#: Products take as long for so many terms as a move takes for a number.
+_TERMS_PER_MOVE = 64
 
 #: Products: how many terms are summed for an element of the result.
 _TERMS: Mapping[str, Callable[[Sequence[Any]], int]] = {
@@ -84,6 +111,62 @@ def _rounds(func: Any) -> str:
     return "result" if torch.Tag.pointwise in func.tags and name not in _FUSED else "inside"
 
 
+def _is_correctly_rounded(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether every right implementation of an operator gives the same result, to the last digit.
+
+    Half precision is out: a runtime computes in single precision, and may round once after several operators.
+    """
+    leaves = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if is_rounded(leaf)]
+    if any(torch.finfo(leaf.dtype).eps > 1e-5 for leaf in leaves):
+        return False
+    match name:
+        case _ if name in _SUMS:
+            return _alpha(args, kwargs) in (1, -1)
+        case "mul":
+            return not any(leaf.is_complex() for leaf in leaves)
+        case "pow":
+            return args[1] is not None and _number(args[1]) == 2 and not leaves[0].is_complex()
+        case "div":
+            divisor = _number(args[1])
+            # By a power of two: the product with the inverse is the same.
+            return divisor is not None and math.frexp(abs(divisor))[0] == 0.5
+    return False
+
+
+def _alpha(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+
+
+def _number(value: Any) -> float | None:
+    """A real number as such, also from a tensor with no axes."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() or value.is_complex() or value.is_meta:
+            return None
+        value = value.item()
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _faithful(value: torch.Tensor, moved: torch.Tensor, args: Sequence[Any]) -> torch.Tensor:
+    """`moved`, what a function returned, on the side of 1 and -1 on which it was.
+
+    An implementation with an error below a unit in the last place crosses no number that has a float: a
+    probability is at most 1, and ``1 - p`` not negative.
+    """
+    if value.is_complex():
+        return moved
+    size = value.abs()
+    crosses = ((size <= 1) & (moved.abs() > 1)) | ((size > 1) & (moved.abs() < 1))
+    given = args[0] if args else None
+    if isinstance(given, torch.Tensor) and given.shape == value.shape:
+        # exp(0), cosh(0), sqrt(1), x / x
+        exact = (given == 0) | (given.abs() == 1)
+        if len(args) > 1 and isinstance(args[1], torch.Tensor) and args[1].device == given.device:
+            exact = exact | (given.abs() == args[1].abs())
+        if exact.shape == value.shape:
+            crosses = crosses | (exact & (size == 1))
+    return torch.where(crosses, value.sign(), moved)
+
+
 def _terms(name: str, args: Sequence[Any], out: Any) -> int:
     """How many rounded values are summed for an element of `out`."""
     if name in _TERMS:
@@ -109,6 +192,12 @@ class Moving(TorchDispatchMode):
     ----------
     limit:
         Of a move, by the largest number that was computed with, fill values left out; only without a seed.
+    at_bound:
+        Whether a function was given what rounding may take across the end of its domain, or to where its
+        slope is infinite (``acos`` of 1, the root or logarithm of what is left of larger numbers); only
+        without a seed.
+    work:
+        How many numbers a replay moves, and what takes as long; only without a seed.
     """
 
     supports_higher_order_operators = True
@@ -120,6 +209,8 @@ class Moving(TorchDispatchMode):
         self._strength = strength
         self._generators: dict[torch.device, torch.Generator] = {}
         self.limit = 0.0
+        self.at_bound = False
+        self.work = 0
         #: Sizes of the fill values that were seen.
         self._fills: set[float] = set()
 
@@ -135,24 +226,55 @@ class Moving(TorchDispatchMode):
         if not rounds or not any(map(is_rounded, _pytree.tree_leaves((args, kwargs)))):
             return func(*args, **kwargs)
         name = func.overloadpacket.__name__
+        base = name.rstrip("_")
         if self._seed is None:
+            self._note_bound(base, args)
             out = func(*args, **kwargs)
             self._measure(name, args, _pytree.tree_leaves((args, kwargs, out)))
             return out
+        if _is_correctly_rounded(base, args, kwargs):
+            return func(*args, **kwargs)
+        if base in _SUMS and _alpha(args, kwargs) != 1:
+            rounds = "inside"
+        # A function crosses no 1, see `_faithful`; of `given`, some results are exact.
+        ranged = (rounds == "result" and base not in _SUMS and base != "mul") or base in _RANGED
+        given = args if rounds == "result" else ()
         if func._schema.is_mutable:
+            if rounds == "result":
+                given = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in args[:2]]
+            elif base in _FUSED or base in _SUMS:
+                args = (args[0], *_pytree.tree_map(self._moved, args[1:]))
             out = func(*args, **kwargs)
             for leaf in _pytree.tree_leaves(out):
                 if is_rounded(leaf):
-                    leaf.copy_(self._moved(leaf))
+                    moved = self._moved(leaf)
+                    leaf.copy_(_faithful(leaf, moved, given) if ranged else moved)
             return out
         scale = 1.0
         if rounds == "inside":
             scale = _scale(_terms(name, args, None if name in _TERMS else func(*args, **kwargs)))
             args, kwargs = _pytree.tree_map(lambda leaf: self._moved(leaf, scale), (args, kwargs))
-        return _pytree.tree_map(lambda leaf: self._moved(leaf, scale), func(*args, **kwargs))
+
+        def move(leaf: Any) -> Any:
+            moved = self._moved(leaf, scale)
+            return _faithful(leaf, moved, given) if ranged and is_rounded(leaf) else moved
+
+        return _pytree.tree_map(move, func(*args, **kwargs))
+
+    def _note_bound(self, name: str, args: Sequence[Any]) -> None:
+        if name not in _BOUNDS or not is_rounded(given := args[0]) or given.is_complex():
+            return
+        exponent = _number(args[1]) if name == "pow" else None
+        if name == "pow" and (exponent is None or exponent == round(exponent)):
+            return
+        far = _BOUNDS[name](given.detach())
+        self.at_bound = self.at_bound or (self.limit > 0 and bool((far.abs() <= self.limit).any()))
 
     def _measure(self, name: str, args: Sequence[Any], leaves: Sequence[Any]) -> None:
         numbers = [leaf for leaf in leaves if is_rounded(leaf)]
+        self.work += _NUMBERS_PER_CALL + sum(leaf.numel() for leaf in numbers)
+        if name in _TERMS:
+            self.work += numbers[-1].numel() * _TERMS[name](args) // _TERMS_PER_MOVE
         sizes: list[float] = []
         filled = False
         for leaf in numbers:

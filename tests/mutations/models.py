@@ -101,6 +101,28 @@ def variance_calls():
     return made
 
 
+def bert():
+    """With biases: those of a random model are zero, and one that is dropped would change nothing."""
+    from transformers import AutoModel, BertConfig
+
+    # With the usual 0.02 a random model attends nearly evenly, and a scale that is off by 1% does not show.
+    config = BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        initializer_range=0.3,
+    )
+    model, draw = AutoModel.from_config(config), g()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("bias"):
+                weight.copy_(torch.randn(weight.shape, generator=draw) * 0.3)
+    return model
+
+
 def odd_calls():
     made = []
     for n in (2, 4):
@@ -141,12 +163,7 @@ compare:
 """,
     "bert": _HEAD
     + """
-model:
-  type: bert
-  auto_class: AutoModel
-  # With the usual 0.02 a random model attends nearly evenly, and a scale that is off by 1% does not show.
-  config: {vocab_size: 64, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 1,
-           num_attention_heads: 4, max_position_embeddings: 64, initializer_range: 0.3}
+model: {factory: "models.py:bert"}
 observe:
   calls:
     - forward: {input_ids: "int64[2, 9] < 64", attention_mask: "int64[2, 9] padded right 3",
