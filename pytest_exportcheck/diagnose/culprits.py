@@ -15,14 +15,15 @@ from torch.utils import _pytree
 
 from ..checks.compare import Tolerances
 from ..exporters.base import Exported, Exporter, ExportRequest, target_of
+from ..exporters.broken_guards import BrokenGuard
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
 from ..patches.base import PatchMode
 from ..pytrees.string_type import string_type
 from .pieces import ModelDiagnoseOutput
-from .status import StatusExport
+from .status import StatusExport, StatusExportCode
 from .subject import Clock
 
-__all__ = ["CaptureForOnnx", "Culprit", "CulpritSearch", "find_culprits", "line_of"]
+__all__ = ["CaptureForOnnx", "Culprit", "CulpritSearch", "culprits_of_guards", "find_culprits", "line_of"]
 
 #: Packages whose frames are machinery; transformers is not among them: its code is the model.
 _MACHINERY = ("torch", "onnxscript", "onnx_ir", "onnxruntime", "onnx", "sympy", "pytest_exportcheck")
@@ -53,7 +54,7 @@ class Culprit:
     site:
         Names from the root, which tell call sites of one module apart.
     step, reason:
-        As in `StatusExport`.
+        As in `StatusExport`; ``GUARD``: the program demands an answer that it gave to the capture.
     line:
         The line of the user's or of transformers' code: ``file:line in function: code``.
     inputs:
@@ -91,7 +92,12 @@ class Culprit:
 
     def lines(self) -> list[str]:
         """As shown to a person."""
-        what = {"DISC": "gives wrong numbers", "EVAL": "does not run", "SHAPES": "cannot be one graph"}
+        what = {
+            "DISC": "gives wrong numbers",
+            "EVAL": "does not run",
+            "SHAPES": "cannot be one graph",
+            "GUARD": "ties the program to sizes",
+        }
         failed = what.get(self.step, "cannot be exported")
         role = "culprit"
         if self.only_alone:
@@ -231,6 +237,23 @@ def _weighed(culprits: list[Culprit], whole: StatusExport) -> list[Culprit]:
         return culprits
     weighed = [replace(culprit, only_alone=culprit.step not in ran) for culprit in culprits]
     return sorted(weighed, key=lambda culprit: culprit.only_alone)
+
+
+def culprits_of_guards(root: ModelDiagnoseOutput, broken: Sequence[BrokenGuard]) -> CulpritSearch | None:
+    """Modules whose questions about sizes the inputs answer otherwise; nothing is exported.
+
+    ``None`` if no line or no module is known.
+    """
+    pieces = {id(piece.model): piece for piece in reversed(list(root))}
+    found = CulpritSearch(tree=root)
+    told: set[tuple[int, str]] = set()
+    for guard in broken:
+        piece = next((pieces[id(module)] for module in guard.modules if id(module) in pieces), None)
+        if piece is not None and guard.place and (id(piece), guard.demands) not in told:
+            told.add((id(piece), guard.demands))
+            status = StatusExport(StatusExportCode.FAIL, "GUARD", str(guard))
+            found.culprits.append(replace(_culprit(piece, status), line=guard.place))
+    return found if found.culprits else None
 
 
 class _Search:

@@ -13,6 +13,8 @@ import torch
 from ..checks.frozen import frozen_in_program, onnx_dims
 from ..errors import ExportCheckError, SessionError
 from ..exporters.base import Exported, ExportRequest
+from ..exporters.broken_guards import broken_guards
+from ..exporters.guards import CaptureWatch
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
 from ..pytrees import flatten_with_paths
 from ..runtimes.base import open_session
@@ -65,12 +67,13 @@ class _Climb:
         self.sample = sample
         self.ladder = Ladder()
         self.paths: list[str] = []
+        self.watch = CaptureWatch()
 
     def run(self) -> Ladder:
         ladder = self.ladder
         self.clock.begin("export")
         try:
-            ladder.final, self.paths = self.subject.export()
+            ladder.final, self.paths = self.subject.export(self.watch)
         except (Exception, SystemExit) as error:
             ladder.error = error
         if ladder.error is None and self.sample is None:
@@ -81,6 +84,7 @@ class _Climb:
         if self.sample is None:
             return ladder
         ladder.sample, ladder.inputs = self.sample.label, self.sample
+        ladder.broken = broken_guards(self.watch, self.subject.shapes, self.sample.arguments)
         for step in (self._patches, self._steps_of_export, self._optimizer, self._runtime):
             step()
             if ladder.guilty:
@@ -204,6 +208,8 @@ class _Climb:
             return True
         if ladder.captured is None:
             self._name("capture", f"torch.export refuses the model: {rung.note}")
+        elif ladder.refused:
+            self._name("capture", f"the captured program refuses these inputs: {ladder.broken[0]}")
         elif rung.status == "fails":
             self._name("capture", f"the captured program does not take these inputs: {rung.note}")
         else:

@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ExportCheckError
+from ..exporters.broken_guards import broken_guards
+from ..exporters.guards import CaptureWatch
 from ..pytrees import register_flattening_functions
+from ..runtimes.base import open_session
+from .culprits import Culprit
 from .pieces import ModelDiagnoseOutput
 from .rungs import Ladder, innermost
 from .script import Recipe, Script, versions_text, write_script
@@ -41,6 +45,9 @@ _CALLS = 3
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b[su]#?\b")
 
 _DIFFERS = "differs from eager"
+
+#: How torch begins what it says of a guard; what follows names the inputs, which have names of their own there.
+_GUARD = "Guard failed: "
 
 
 @dataclass(frozen=True)
@@ -107,7 +114,13 @@ def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[
     """From the smallest module to the whole target."""
     bad = next((rung for rung in ladder.rungs if rung.bad), None)
     recipe = _recipe(ladder.guilty)
-    if ladder.guilty in ("capture", "export"):
+    if ladder.refused:
+        recipe = Recipe(refused=True)
+        for culprit in found.pieces.culprits if found.pieces is not None else ():
+            refused = _refused_piece(found, culprit, subject)
+            if refused is not None:
+                yield _Candidate(culprit.site, *refused, recipe, _GUARD)
+    elif ladder.guilty in ("capture", "export"):
         for culprit in found.pieces.culprits if found.pieces is not None else ():
             assert found.pieces is not None
             piece = found.pieces.piece(culprit.site)
@@ -133,8 +146,38 @@ def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[
     message = ""
     if ladder.error is not None and (bad is None or bad.status == "fails"):
         message = first_line(innermost(ladder.error))
+    if ladder.refused:
+        # Its arguments have other names in the script.
+        message = _GUARD
     samples = [ladder.inputs] if ladder.inputs is not None else []
     yield _Candidate(type(subject.target.module).__name__, subject, samples, recipe, message)
+
+
+def _refused_piece(
+    found: Diagnosis, culprit: Culprit, subject: Subject
+) -> tuple[Subject, list[Sample]] | None:
+    """The module that ties the program to sizes, if its own program refuses a call by the same line."""
+    piece = found.pieces.piece(culprit.site) if found.pieces is not None else None
+    if piece is None or piece.parent is None:
+        return None
+    try:
+        own = piece.subject(subject.exporter, dynamic=len(piece.inputs) > 1, options=dict(subject.options))
+        own.sizes = "off"
+        watch = CaptureWatch()
+        exported, paths = own.export(watch)
+        session = open_session(exported, own.device, paths)
+    except Exception:  # alone it is no graph: the whole model is tried
+        return None
+    for sample in own.samples():
+        broken = broken_guards(watch, own.shapes, sample.arguments)
+        if any(guard.place == culprit.line for guard in broken):
+            try:
+                session.run(sample.tensors)
+            except AssertionError:
+                return own, [sample]
+            except Exception:  # it fails there in another way
+                continue
+    return None
 
 
 def _recipe(guilty: str) -> Recipe:
@@ -165,6 +208,10 @@ def _says(candidate: _Candidate, found: Diagnosis) -> dict[str, str]:
     kind = type(candidate.subject.target.module).__name__
     expected = "the module is exported, and the program gives the numbers of eager"
     actual = candidate.message or f"the program {_DIFFERS}"
+    if candidate.recipe.refused:
+        assert found.ladder is not None
+        guards = found.ladder.broken
+        actual = f"the program refuses sizes that the module takes: {guards[0]}"
     guilty = found.verdict.removeprefix("guilty: ").partition("; ")[0]
     return {"title": f"{kind} fails to export: {guilty}", "expected": expected, "actual": actual}
 

@@ -30,6 +30,7 @@ from ..exporters.base import (
     split_constants,
     target_of,
 )
+from ..exporters.guards import CaptureWatch
 from ..exporters.registry import load_exporter
 from ..exporters.rnn import fresh_dispatch
 from ..observe import (
@@ -240,9 +241,11 @@ class Subject:
                 share=self.share,
             )
 
-    def export(self) -> tuple[Exported, list[str]]:
+    def export(self, watch: CaptureWatch | None = None) -> tuple[Exported, list[str]]:
         """(what the exporter returns, paths of the outputs); raises whatever the exporter raises."""
-        with self.request() as request:
+        with self.request() as request, watch or contextlib.nullcontext():
+            if watch is not None:
+                watch.inputs(request.kwargs)
             return self.exporter.export(request), request.output_paths
 
     def samples(self) -> Iterator[Sample]:
