@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 
+from ..dims import DimExpr
 from ..observe import GraphShapes, TensorLeaf
 from ..pytrees import flatten_with_paths
 from .guards import Asked, Axis, CaptureWatch, _text
@@ -28,7 +29,7 @@ class BrokenGuard:
     sizes:
         What the inputs have: ``past=9``.
     because:
-        For a bound that follows from another condition: that one. torch counts on at least 2 for dynamic sizes.
+        For a bound that follows from another condition: that one. torch counts on dynamic sizes of 2 or more.
     place:
         The line of the model that asked; ``""`` where it was torch itself.
     modules:
@@ -88,7 +89,7 @@ def _is_broken(condition: sympy.Basic, given: Mapping[sympy.Symbol, int]) -> boo
     if not condition.free_symbols <= given.keys():
         return False
     try:
-        return condition.xreplace({s: sympy.Integer(v) for s, v in given.items()}) == sympy.false
+        return bool(condition.xreplace({s: sympy.Integer(v) for s, v in given.items()}) == sympy.false)
     except (ArithmeticError, TypeError):
         # A function of torch that has no value there, such as a division by a size of 0.
         return False
@@ -109,9 +110,8 @@ class _Names:
         for symbol, (path, axis) in axes.items():
             leaf = shapes.leaves.get(path)
             dim = leaf.dims[axis] if isinstance(leaf, TensorLeaf) and axis < len(leaf.dims) else None
-            terms = getattr(dim, "terms", ())
-            if len(terms) == 1 and terms[0][1] == 1 and not getattr(dim, "offset", 0):
-                self._ours[symbol] = _symbol(terms[0][0])
+            if isinstance(dim, DimExpr) and len(dim.terms) == 1 and dim.terms[0][1] == 1 and not dim.offset:
+                self._ours[symbol] = _symbol(dim.terms[0][0])
 
     def text(self, condition: sympy.Basic) -> tuple[str, Mapping[sympy.Symbol, sympy.Symbol]]:
         """(text, the names in it)."""
@@ -123,8 +123,7 @@ class _Names:
     def guard(self, condition: sympy.Basic, because: sympy.Basic | None, asked: Asked) -> BrokenGuard:
         text, names = self.text(condition)
         sizes = dict.fromkeys(
-            f"{names[s]}={self._given[s]}"
-            for s in sorted(condition.free_symbols, key=lambda s: str(names[s]))
+            f"{names[symbol]}={self._given[symbol]}" for symbol in sorted(condition.free_symbols, key=str)
         )
         reason = "" if because is None else self.text(because)[0]
         return BrokenGuard(text, ", ".join(sizes), reason, asked.place, asked.modules)
@@ -135,7 +134,7 @@ def _symbol(name: str) -> sympy.Symbol:
 
 
 def _tidy(condition: sympy.Basic) -> sympy.Basic:
-    """Without common factors and with positive terms on both sides: ``-16*a - 16*b <= -112`` is ``a + b >= 7``."""
+    """Without common factors and negative terms: ``a + b >= 7``, not ``-2*a - 2*b <= -14``."""
     if not isinstance(condition, sympy.core.relational.Relational):
         return condition
     terms = sympy.Add.make_args(sympy.expand(condition.lhs - condition.rhs))

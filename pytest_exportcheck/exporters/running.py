@@ -1,7 +1,7 @@
 """Which module of the model runs, asked from inside a capture.
 
-The one module that touches what dynamo reads with (private, read with torch 2.13): in strict mode it reads the
-bytecode of the model, whose own frames are not there.
+The one module that touches what dynamo reads with (private, read with torch 2.13): in strict mode it reads
+the bytecode of the model, whose own frames are not there.
 """
 
 from __future__ import annotations
