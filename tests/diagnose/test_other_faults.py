@@ -1,4 +1,4 @@
-"""Planted faults in the forms that models take: caches, towers, loops, shared modules, keywords, dataclasses."""
+"""Planted faults in the forms that models take: caches, towers, loops, shared modules, keywords, classes."""
 
 from __future__ import annotations
 
@@ -116,11 +116,18 @@ def test_a_guard_in_the_cache_of_a_decoder() -> None:
         num_key_value_heads=1, sliding_window=8,
     )  # fmt: skip
     model = transformers.MistralForCausalLM(config)
-    calls = [{"input_ids": torch.randint(0, 64, (b, n)), "use_cache": False} for b, n in ((2, 6), (3, 12))]
-    found = explain(model, calls, exporter="torch-export")
-    assert guilty(found) in ("", "capture")
-    if guilty(found):
-        assert culprit(found).line.partition(":")[0].startswith("transformers/")
+
+    def call(batch: int, past: int, new: int) -> dict[str, Any]:
+        cache = transformers.DynamicCache(config=config)
+        for layer in range(2):
+            cache.update(torch.randn(batch, 1, past, 8), torch.randn(batch, 1, past, 8), layer)
+        return {"input_ids": torch.randint(0, 64, (batch, new)), "cache": cache}
+
+    found = explain(model, [call(2, 3, 9), call(3, 5, 1)], exporter="torch-export")
+    assert guilty(found) == "capture"
+    assert culprit(found).path == "model.layers.0.self_attn"
+    assert "transformers/cache_utils.py:" in culprit(found).line
+    assert "(here " in culprit(found).reason
 
 
 # refusals
@@ -445,30 +452,50 @@ def test_a_kernel_that_is_wrong_in_a_control_flow_operator(monkeypatch: pytest.M
     corrupted_runtime(monkeypatch, corrupt)
     found = explain(Wrap(Cond()), WIDE)
     assert guilty(found) == "kernel"
-    assert "cond" in first(found).operator
+    assert first(found).operator == "cond[0]"
 
 
 # half precision
 
 
 def test_an_overflow_in_float16() -> None:
+    """exp(2x) is infinite where tanh(x) is 1."""
+
+    def tanh(x: Any) -> Any:
+        e = op.Exp(op.Add(x, x))
+        return op.Div(op.Sub(e, op.CastLike(1.0, x)), op.Add(e, op.CastLike(1.0, x)))
+
     class Net(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.square = Square()
+            self.tanh = torch.nn.Tanh()
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.square(x * 200).tanh()
-
-    class Square(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.square() / 300
+            return self.tanh(x * 40) + 1
 
     calls = [((torch.full((n, 4), 1.5).half(),), {}) for n in (2, 5)]
-    table = {torch.ops.aten.tanh.default: lambda x: op.Div(x, op.Add(op.Abs(x), op.CastLike(1.0, x)))}
-    found = explain(Net().half(), calls, custom_translation_table=table)
+    found = explain(Net().half(), calls, custom_translation_table={torch.ops.aten.tanh.default: tanh})
     assert guilty(found) == "conversion"
     assert first(found).operator == "aten.tanh.default"
+    assert first(found).module.startswith("tanh")
+
+
+def test_an_operator_of_several_outputs_is_named_and_not_what_takes_one() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = torch.nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            values, _ = self.lin(x).max(-1)
+            return values + 1
+
+    def max_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
+        return op.ReduceMin(x, op.Constant(value_ints=[dim]), keepdims=0), op.ArgMax(x, axis=dim, keepdims=0)
+
+    found = explain(Net(), WIDE, custom_translation_table={torch.ops.aten.max.dim: max_dim})
+    assert guilty(found) == "conversion"
+    assert first(found).operator == "aten.max.dim[0]"
 
 
 def test_a_drift_in_a_deep_vision_tower() -> None:
