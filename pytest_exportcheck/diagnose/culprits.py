@@ -19,7 +19,8 @@ from ..exporters.broken_guards import BrokenGuard
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
 from ..patches.base import PatchMode
 from ..pytrees.string_type import string_type
-from .pieces import ModelDiagnoseOutput
+from .piece_text import short_dims
+from .pieces import ModelDiagnoseOutput, failed_export
 from .status import StatusExport, StatusExportCode
 from .subject import Clock
 
@@ -203,6 +204,7 @@ def find_culprits(
     mode: PatchMode | None = None,
     tolerances: Tolerances | None = None,
     options: dict[str, Any] | None = None,
+    refusal: BaseException | None = None,
 ) -> CulpritSearch:
     """Descend from `root` into every piece that fails, down to those whose children are all fine.
 
@@ -214,13 +216,15 @@ def find_culprits(
         From `trace_execution_piece_by_piece`.
     mode:
         Active around every export.
+    refusal:
+        What the exporter is known to raise for the whole, which then need not be tried again.
     """
     chosen: Exporter = CaptureForOnnx() if isinstance(exporter, OnnxDynamo) else exporter
     options = {} if chosen is not exporter else dict(options or {})
     search = _Search(chosen, clock, tolerances or Tolerances(), options)
     patches = mode.apply(root.model, target_of(exporter)) if mode is not None else contextlib.nullcontext()
     with patches:
-        status = search.export(root)
+        status = search.export(root) if refusal is None else failed_export(refusal)
         search.found.root, search.found.tree, search.found.exporter = status, root, chosen
         if status.is_ok():
             search.found.note = "the whole passes on the traced calls: nothing to search for"
@@ -266,17 +270,24 @@ class _Search:
         self.options = options
         self.tried = 0
         self.found = CulpritSearch()
+        #: What an exporter says that takes no custom ops: it need not be asked again.
+        self.no_custom_ops: StatusExport | None = None
 
     def export(
         self, piece: ModelDiagnoseOutput, replaced: Sequence[ModelDiagnoseOutput] = ()
     ) -> StatusExport:
+        if replaced and self.no_custom_ops is not None:
+            return self.no_custom_ops
         self.tried += 1
-        return piece.export_once(
+        status = piece.export_once(
             self.exporter,
             self.options,
             tolerances=self._tolerances_of(piece),
             replaced=replaced,
         )
+        if status.step == "CUSTOM":
+            self.no_custom_ops = status
+        return status
 
     def _tolerances_of(self, piece: ModelDiagnoseOutput) -> Tolerances:
         # What a spec says about its outputs is not about those of a layer inside.
@@ -387,7 +398,7 @@ def _kinds(
 
 def _culprit(piece: ModelDiagnoseOutput, status: StatusExport) -> Culprit:
     try:
-        shapes = str(piece.guess_dynamic_shapes()).replace("DimHint(DYNAMIC)", "DYN")
+        shapes = short_dims(str(piece.guess_dynamic_shapes()))
     except ValueError as error:
         shapes = f"none: {error}"
     return Culprit(

@@ -323,6 +323,7 @@ def _look_at_pieces(found: Diagnosis, subject: Subject, ladder: Ladder, clock: C
                 mode=subject.mode,
                 tolerances=subject.tolerances,
                 options=subject.options,
+                refusal=ladder.error if ladder.final is None and ladder.captured is None else None,
             )
         if found.pieces.culprits:
             first = found.pieces.culprits[0]

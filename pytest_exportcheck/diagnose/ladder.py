@@ -68,12 +68,13 @@ class _Climb:
         self.ladder = Ladder()
         self.paths: list[str] = []
         self.watch = CaptureWatch()
+        self.kept: torch.export.ExportedProgram | None = None
 
     def run(self) -> Ladder:
         ladder = self.ladder
         self.clock.begin("export")
         try:
-            ladder.final, self.paths = self.subject.export(self.watch)
+            ladder.final, self.paths = self.subject.export(self.watch, self._keep)
         except (Exception, SystemExit) as error:
             ladder.error = error
         if ladder.error is None and self.sample is None:
@@ -96,6 +97,11 @@ class _Climb:
         return ladder
 
     # bookkeeping
+
+    def _keep(self, program: torch.export.ExportedProgram, run: Any = None) -> None:
+        """The captured program need not be captured again, unless a patch mode changed it for the conversion."""
+        if self.subject.mode is None or self.subject.mode.name == "none":
+            self.kept = program
 
     def _failing_sample(self) -> Sample | None:
         """The first inputs on which the program, as the check runs it, fails or differs."""
@@ -194,9 +200,11 @@ class _Climb:
         sample = self.sample
 
         def outputs() -> Outputs:
-            with self.subject.request() as request:
-                ladder.captured = make(request)
-                self.paths = request.output_paths
+            ladder.captured = self.kept
+            if ladder.captured is None or not self.paths:
+                with self.subject.request() as request:
+                    ladder.captured = make(request)
+                    self.paths = request.output_paths
             if isinstance(self.subject.exporter, OnnxDynamo):
                 return interpret(ladder.captured, sample.tensors, self.paths)
             return open_session(Exported(ladder.captured), self.subject.device, self.paths).run(

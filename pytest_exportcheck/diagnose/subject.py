@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -241,12 +241,19 @@ class Subject:
                 share=self.share,
             )
 
-    def export(self, watch: CaptureWatch | None = None) -> tuple[Exported, list[str]]:
-        """(what the exporter returns, paths of the outputs); raises whatever the exporter raises."""
+    def export(
+        self,
+        watch: CaptureWatch | None = None,
+        captured: Callable[..., None] = lambda program, run=None: None,
+    ) -> tuple[Exported, list[str]]:
+        """(what the exporter returns, paths of the outputs); raises whatever the exporter raises.
+
+        `captured` is told the captured program, as in `ExportRequest`.
+        """
         with self.request() as request, watch or contextlib.nullcontext():
             if watch is not None:
                 watch.inputs(request.kwargs)
-            return self.exporter.export(request), request.output_paths
+            return self.exporter.export(replace(request, captured=captured)), request.output_paths
 
     def samples(self) -> Iterator[Sample]:
         """The observed calls, then sizes that no call had; those that eager refuses are left out."""
