@@ -99,7 +99,7 @@ class _Climb:
     # bookkeeping
 
     def _keep(self, program: torch.export.ExportedProgram, run: Any = None) -> None:
-        """The captured program need not be captured again, unless a patch mode changed it for the conversion."""
+        """The captured program need not be captured again, unless a patch mode may have changed it."""
         if self.subject.mode is None or self.subject.mode.name == "none":
             self.kept = program
 
