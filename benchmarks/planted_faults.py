@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("test_faults.py", "test_more_faults.py")
+FILES = ("test_faults.py", "test_more_faults.py", "test_other_faults.py")
 
 #: Nothing is planted there: it must be said that nothing is wrong.
 SOUND = "test_a_right_export_is_not_blamed"

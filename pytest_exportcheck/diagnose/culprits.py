@@ -15,14 +15,16 @@ from torch.utils import _pytree
 
 from ..checks.compare import Tolerances
 from ..exporters.base import Exported, Exporter, ExportRequest, target_of
+from ..exporters.broken_guards import BrokenGuard
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
 from ..patches.base import PatchMode
 from ..pytrees.string_type import string_type
-from .pieces import ModelDiagnoseOutput
-from .status import StatusExport
+from .piece_text import short_dims
+from .pieces import ModelDiagnoseOutput, failed_export
+from .status import StatusExport, StatusExportCode
 from .subject import Clock
 
-__all__ = ["CaptureForOnnx", "Culprit", "CulpritSearch", "find_culprits", "line_of"]
+__all__ = ["CaptureForOnnx", "Culprit", "CulpritSearch", "culprits_of_guards", "find_culprits", "line_of"]
 
 #: Packages whose frames are machinery; transformers is not among them: its code is the model.
 _MACHINERY = ("torch", "onnxscript", "onnx_ir", "onnxruntime", "onnx", "sympy", "pytest_exportcheck")
@@ -53,7 +55,7 @@ class Culprit:
     site:
         Names from the root, which tell call sites of one module apart.
     step, reason:
-        As in `StatusExport`.
+        As in `StatusExport`; ``GUARD``: the program demands an answer that it gave to the capture.
     line:
         The line of the user's or of transformers' code: ``file:line in function: code``.
     inputs:
@@ -91,7 +93,12 @@ class Culprit:
 
     def lines(self) -> list[str]:
         """As shown to a person."""
-        what = {"DISC": "gives wrong numbers", "EVAL": "does not run", "SHAPES": "cannot be one graph"}
+        what = {
+            "DISC": "gives wrong numbers",
+            "EVAL": "does not run",
+            "SHAPES": "cannot be one graph",
+            "GUARD": "ties the program to sizes",
+        }
         failed = what.get(self.step, "cannot be exported")
         role = "culprit"
         if self.only_alone:
@@ -197,6 +204,7 @@ def find_culprits(
     mode: PatchMode | None = None,
     tolerances: Tolerances | None = None,
     options: dict[str, Any] | None = None,
+    refusal: BaseException | None = None,
 ) -> CulpritSearch:
     """Descend from `root` into every piece that fails, down to those whose children are all fine.
 
@@ -208,13 +216,15 @@ def find_culprits(
         From `trace_execution_piece_by_piece`.
     mode:
         Active around every export.
+    refusal:
+        What the exporter is known to raise for the whole, which then need not be tried again.
     """
     chosen: Exporter = CaptureForOnnx() if isinstance(exporter, OnnxDynamo) else exporter
     options = {} if chosen is not exporter else dict(options or {})
     search = _Search(chosen, clock, tolerances or Tolerances(), options)
     patches = mode.apply(root.model, target_of(exporter)) if mode is not None else contextlib.nullcontext()
     with patches:
-        status = search.export(root)
+        status = search.export(root) if refusal is None else failed_export(refusal)
         search.found.root, search.found.tree, search.found.exporter = status, root, chosen
         if status.is_ok():
             search.found.note = "the whole passes on the traced calls: nothing to search for"
@@ -233,6 +243,23 @@ def _weighed(culprits: list[Culprit], whole: StatusExport) -> list[Culprit]:
     return sorted(weighed, key=lambda culprit: culprit.only_alone)
 
 
+def culprits_of_guards(root: ModelDiagnoseOutput, broken: Sequence[BrokenGuard]) -> CulpritSearch | None:
+    """Modules whose questions about sizes the inputs answer otherwise; nothing is exported.
+
+    ``None`` if no line or no module is known.
+    """
+    pieces = {id(piece.model): piece for piece in reversed(list(root))}
+    found = CulpritSearch(tree=root)
+    told: set[tuple[int, str]] = set()
+    for guard in broken:
+        piece = next((pieces[id(module)] for module in guard.modules if id(module) in pieces), None)
+        if piece is not None and guard.place and (id(piece), guard.demands) not in told:
+            told.add((id(piece), guard.demands))
+            status = StatusExport(StatusExportCode.FAIL, "GUARD", str(guard))
+            found.culprits.append(replace(_culprit(piece, status), line=guard.place))
+    return found if found.culprits else None
+
+
 class _Search:
     def __init__(
         self, exporter: Exporter, clock: Clock, tolerances: Tolerances, options: dict[str, Any]
@@ -243,17 +270,24 @@ class _Search:
         self.options = options
         self.tried = 0
         self.found = CulpritSearch()
+        #: What an exporter says that takes no custom ops: it need not be asked again.
+        self.no_custom_ops: StatusExport | None = None
 
     def export(
         self, piece: ModelDiagnoseOutput, replaced: Sequence[ModelDiagnoseOutput] = ()
     ) -> StatusExport:
+        if replaced and self.no_custom_ops is not None:
+            return self.no_custom_ops
         self.tried += 1
-        return piece.export_once(
+        status = piece.export_once(
             self.exporter,
             self.options,
             tolerances=self._tolerances_of(piece),
             replaced=replaced,
         )
+        if status.step == "CUSTOM":
+            self.no_custom_ops = status
+        return status
 
     def _tolerances_of(self, piece: ModelDiagnoseOutput) -> Tolerances:
         # What a spec says about its outputs is not about those of a layer inside.
@@ -364,7 +398,7 @@ def _kinds(
 
 def _culprit(piece: ModelDiagnoseOutput, status: StatusExport) -> Culprit:
     try:
-        shapes = str(piece.guess_dynamic_shapes()).replace("DimHint(DYNAMIC)", "DYN")
+        shapes = short_dims(str(piece.guess_dynamic_shapes()))
     except ValueError as error:
         shapes = f"none: {error}"
     return Culprit(

@@ -17,7 +17,7 @@ from ..errors import ExportCheckError
 from ..exporters.base import Exporter, target_of
 from ..exporters.registry import load_exporter
 from .causes import Cause, Evidence, causes_of_text, known_causes
-from .culprits import CulpritSearch, find_culprits, line_of
+from .culprits import CulpritSearch, culprits_of_guards, find_culprits, line_of
 from .ladder import Ladder, climb
 from .nodes import NodeSearch, first_bad_node
 from .reproduction import factory_of, reproduce
@@ -314,13 +314,16 @@ def _look_at_pieces(found: Diagnosis, subject: Subject, ladder: Ladder, clock: C
             with trace_forward_execution(target.module, traced_method=methods) as root:
                 for arguments in inputs:
                     target.eager(arguments)
-            found.pieces = find_culprits(
+            # Who asked is known from the capture: nothing need be exported again.
+            asked = culprits_of_guards(root, ladder.broken) if ladder.refused else None
+            found.pieces = asked or find_culprits(
                 root,
                 subject.exporter,
                 clock,
                 mode=subject.mode,
                 tolerances=subject.tolerances,
                 options=subject.options,
+                refusal=ladder.error if ladder.final is None and ladder.captured is None else None,
             )
         if found.pieces.culprits:
             first = found.pieces.culprits[0]

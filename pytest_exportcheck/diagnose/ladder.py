@@ -13,6 +13,8 @@ import torch
 from ..checks.frozen import frozen_in_program, onnx_dims
 from ..errors import ExportCheckError, SessionError
 from ..exporters.base import Exported, ExportRequest
+from ..exporters.broken_guards import broken_guards
+from ..exporters.guards import CaptureWatch
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
 from ..pytrees import flatten_with_paths
 from ..runtimes.base import open_session
@@ -65,12 +67,14 @@ class _Climb:
         self.sample = sample
         self.ladder = Ladder()
         self.paths: list[str] = []
+        self.watch = CaptureWatch()
+        self.kept: torch.export.ExportedProgram | None = None
 
     def run(self) -> Ladder:
         ladder = self.ladder
         self.clock.begin("export")
         try:
-            ladder.final, self.paths = self.subject.export()
+            ladder.final, self.paths = self.subject.export(self.watch, self._keep)
         except (Exception, SystemExit) as error:
             ladder.error = error
         if ladder.error is None and self.sample is None:
@@ -81,6 +85,7 @@ class _Climb:
         if self.sample is None:
             return ladder
         ladder.sample, ladder.inputs = self.sample.label, self.sample
+        ladder.broken = broken_guards(self.watch, self.subject.shapes, self.sample.arguments)
         for step in (self._patches, self._steps_of_export, self._optimizer, self._runtime):
             step()
             if ladder.guilty:
@@ -92,6 +97,11 @@ class _Climb:
         return ladder
 
     # bookkeeping
+
+    def _keep(self, program: torch.export.ExportedProgram, run: Any = None) -> None:
+        """The captured program need not be captured again, unless a patch mode may have changed it."""
+        if self.subject.mode is None or self.subject.mode.name == "none":
+            self.kept = program
 
     def _failing_sample(self) -> Sample | None:
         """The first inputs on which the program, as the check runs it, fails or differs."""
@@ -190,9 +200,11 @@ class _Climb:
         sample = self.sample
 
         def outputs() -> Outputs:
-            with self.subject.request() as request:
-                ladder.captured = make(request)
-                self.paths = request.output_paths
+            ladder.captured = self.kept
+            if ladder.captured is None or not self.paths:
+                with self.subject.request() as request:
+                    ladder.captured = make(request)
+                    self.paths = request.output_paths
             if isinstance(self.subject.exporter, OnnxDynamo):
                 return interpret(ladder.captured, sample.tensors, self.paths)
             return open_session(Exported(ladder.captured), self.subject.device, self.paths).run(
@@ -204,6 +216,8 @@ class _Climb:
             return True
         if ladder.captured is None:
             self._name("capture", f"torch.export refuses the model: {rung.note}")
+        elif ladder.refused:
+            self._name("capture", f"the captured program refuses these inputs: {ladder.broken[0]}")
         elif rung.status == "fails":
             self._name("capture", f"the captured program does not take these inputs: {rung.note}")
         else:

@@ -8,6 +8,7 @@ and the first ones grow all the same, rounding drifts.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -243,17 +244,21 @@ def _judge(
         return None
     result = compare_leaf(node.name, expected, got, tolerances)
     own: LeafComparison | None = None
-    sources = {n.name: inner[n.name] for n in node.all_input_nodes if _replaces(n, reference, inner)}
+    # An item of what an operator returns is computed by that operator.
+    maker = node.args[0] if node.target is operator.getitem else node
+    maker = maker if isinstance(maker, torch.fx.Node) and maker.op == "call_function" else node
+    sources = {n.name: inner[n.name] for n in maker.all_input_nodes if _replaces(n, reference, inner)}
     try:
-        again = reference.again(node, sources)
+        again = reference.again(maker, sources)
+        again = again if maker is node else again[node.args[1]]
         own = compare_leaf(node.name, again, got, Tolerances(computed_in=tolerances.computed_in))
     except Exception:  # values of other shapes: the node is judged by its value alone
         own = None
     size = _size(expected)
     return NodeError(
         node.name,
-        str(node.target),
-        " -> ".join(n.op_type for n in made.get(node.name, [])),
+        str(maker.target) if maker is node else f"{maker.target}[{node.args[1]}]",
+        " -> ".join(n.op_type for n in made.get(node.name) or made.get(maker.name, [])),
         module_path(node),
         source_line(node.meta.get("stack_trace")),
         result.shape,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,7 +12,15 @@ from .status import StatusExport, StatusExportCode
 if TYPE_CHECKING:
     from .pieces import ModelDiagnoseOutput
 
-__all__ = ["PieceText"]
+__all__ = ["PieceText", "short_dims"]
+
+#: How torch shows ``Dim.DYNAMIC``, in this version and in earlier ones.
+_DYNAMIC = re.compile(r"<?_?DimHint[.(]DYNAMIC(?:\)|: \d+>)")
+
+
+def short_dims(text: str) -> str:
+    """`text` with ``DYN`` for ``Dim.DYNAMIC``."""
+    return _DYNAMIC.sub("DYN", text)
 
 
 class PieceText:
@@ -92,8 +101,6 @@ class PieceText:
 
     def _shapes_text(self) -> str:
         try:
-            return str(cast("ModelDiagnoseOutput", self).guess_dynamic_shapes()).replace(
-                "<_DimHint.DYNAMIC: 3>", "DYN"
-            )
+            return short_dims(str(cast("ModelDiagnoseOutput", self).guess_dynamic_shapes()))
         except ValueError as error:
             return f"none: {error}"

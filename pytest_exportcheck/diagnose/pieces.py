@@ -22,11 +22,11 @@ from ..runtimes.base import Session, open_session
 from .custom_ops import ModuleAsOperator, hold, release
 from .onnx_custom_ops import open_with_custom_ops, table_of
 from .piece_shapes import PieceShapes
-from .piece_text import PieceText
+from .piece_text import PieceText, short_dims
 from .status import CustomOpStrategy, StatusExport, StatusExportCode
 from .subject import EXPORTER_ALIASES, Subject, first_line, load_any_exporter, quietly, subject_from_calls
 
-__all__ = ["ModelDiagnoseOutput"]
+__all__ = ["ModelDiagnoseOutput", "failed_export"]
 
 #: What ``replace_by_custom_op`` may be.
 Strategy = bool | CustomOpStrategy | Mapping[Any, CustomOpStrategy]
@@ -277,8 +277,7 @@ class ModelDiagnoseOutput(PieceShapes, PieceText):
             if not quiet:
                 raise
             self.last_error = error
-            reason = first_line(error).replace("<_DimHint.DYNAMIC: 3>", "DYN")
-            status = StatusExport(code | StatusExportCode.FAIL, step, _typed(error, reason), error=error)
+            status = failed_export(error, step, code)
         if not quiet and not status.is_ok():
             raise AssertionError(f"{self.full_name}: step={status.step}, {status.reason}")
         self._print_status(status, verbose)
@@ -314,7 +313,7 @@ class ModelDiagnoseOutput(PieceShapes, PieceText):
         if os.environ.get("DIAGPRINTEXPORT"):
             print(f"-- {self.full_name}: {subject.exporter.name}")
             print(f"   example={string_type(subject.example.arguments, with_shape=True)}")
-            print(f"   dynamic shapes={self.guess_dynamic_shapes()}")
+            print(f"   dynamic shapes={short_dims(str(self.guess_dynamic_shapes()))}")
 
     def _print_status(self, status: StatusExport, verbose: int) -> None:
         if verbose or os.environ.get("DIAGPRINTSTATUS"):
@@ -440,8 +439,14 @@ class _PieceSignature(CallSignature):
         return super().call({name: given[name] for name in names if name in given})
 
 
-def _typed(error: BaseException, reason: str) -> str:
-    return reason if isinstance(error, ExportCheckError) else f"{type(error).__name__}: {reason}"
+def failed_export(
+    error: BaseException, step: str = "EXPORT", code: StatusExportCode = StatusExportCode.NONE
+) -> StatusExport:
+    """The result for a piece at whose `step` this was raised."""
+    reason = short_dims(first_line(error))
+    if not isinstance(error, ExportCheckError):
+        reason = f"{type(error).__name__}: {reason}"
+    return StatusExport(code | StatusExportCode.FAIL, step, reason, error=error)
 
 
 def _chosen(exporter: str | Exporter, options: dict[str, Any]) -> Exporter:

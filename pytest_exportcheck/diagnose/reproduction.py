@@ -18,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ExportCheckError
+from ..exporters.broken_guards import broken_guards
+from ..exporters.guards import CaptureWatch
 from ..pytrees import register_flattening_functions
+from ..runtimes.base import open_session
+from .culprits import Culprit
 from .pieces import ModelDiagnoseOutput
 from .rungs import Ladder, innermost
 from .script import Recipe, Script, versions_text, write_script
@@ -41,6 +45,11 @@ _CALLS = 3
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b[su]#?\b")
 
 _DIFFERS = "differs from eager"
+
+#: How torch says which guard does not hold.
+_GUARD = re.compile(r"Guard failed: ([^\n]*)")
+
+_SIZE = re.compile(r"\w+(?:\[[^][]*\]|\.\w+)*?\.size\(\)\[\d+\]")
 
 
 @dataclass(frozen=True)
@@ -93,8 +102,9 @@ def reproduce(
                 problem = _attempt(script, candidate, folder, says, clock)
             except CannotWriteError as error:
                 problem = str(error)
-            if not problem:
-                return [f"reproduction ({candidate.where}, fails the same way): {folder / 'repro.py'}"]
+            if problem in ("", _OTHER_GUARD):
+                how = problem or "fails the same way"
+                return [f"reproduction ({candidate.where}, {how}): {folder / 'repro.py'}"]
             tried.append(f"{candidate.where}: {problem}")
     return ["no reproduction:", *_indented(tried)]
 
@@ -107,7 +117,13 @@ def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[
     """From the smallest module to the whole target."""
     bad = next((rung for rung in ladder.rungs if rung.bad), None)
     recipe = _recipe(ladder.guilty)
-    if ladder.guilty in ("capture", "export"):
+    if ladder.refused:
+        recipe = Recipe(refused=True)
+        for culprit in found.pieces.culprits if found.pieces is not None else ():
+            refused = _refused_piece(found, culprit, subject)
+            if refused is not None:
+                yield _Candidate(culprit.site, *refused[:2], recipe, refused[2])
+    elif ladder.guilty in ("capture", "export"):
         for culprit in found.pieces.culprits if found.pieces is not None else ():
             assert found.pieces is not None
             piece = found.pieces.piece(culprit.site)
@@ -135,6 +151,33 @@ def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[
         message = first_line(innermost(ladder.error))
     samples = [ladder.inputs] if ladder.inputs is not None else []
     yield _Candidate(type(subject.target.module).__name__, subject, samples, recipe, message)
+
+
+def _refused_piece(
+    found: Diagnosis, culprit: Culprit, subject: Subject
+) -> tuple[Subject, list[Sample], str] | None:
+    """The module that ties the program to sizes, if its own program refuses a call by the same line."""
+    piece = found.pieces.piece(culprit.site) if found.pieces is not None else None
+    if piece is None or piece.parent is None:
+        return None
+    try:
+        own = piece.subject(subject.exporter, dynamic=len(piece.inputs) > 1, options=dict(subject.options))
+        own.sizes = "off"
+        watch = CaptureWatch()
+        exported, paths = own.export(watch)
+        session = open_session(exported, own.device, paths)
+    except Exception:  # alone it is no graph: the whole model is tried
+        return None
+    for sample in own.samples():
+        broken = broken_guards(watch, own.shapes, sample.arguments)
+        if any(guard.place == culprit.line for guard in broken):
+            try:
+                session.run(sample.tensors)
+            except AssertionError as error:
+                return own, [sample], first_line(error)
+            except Exception:  # it fails there in another way
+                continue
+    return None
 
 
 def _recipe(guilty: str) -> Recipe:
@@ -165,12 +208,19 @@ def _says(candidate: _Candidate, found: Diagnosis) -> dict[str, str]:
     kind = type(candidate.subject.target.module).__name__
     expected = "the module is exported, and the program gives the numbers of eager"
     actual = candidate.message or f"the program {_DIFFERS}"
+    if candidate.recipe.refused:
+        assert found.ladder is not None
+        guards = found.ladder.broken
+        actual = f"the program refuses sizes that the module takes: {guards[0]}"
     guilty = found.verdict.removeprefix("guilty: ").partition("; ")[0]
     return {"title": f"{kind} fails to export: {guilty}", "expected": expected, "actual": actual}
 
 
 def _attempt(script: Script, candidate: _Candidate, folder: Path, says: dict[str, str], clock: Clock) -> str:
-    """Run the script in a fresh process; why it is not kept, or empty if it is in `folder` now."""
+    """Run the script in a fresh process; why it is not kept, or empty if it is in `folder` now.
+
+    A refusal of the same sizes by another guard is kept too: guards that hold are not checked in one order.
+    """
     from safetensors.torch import save_file
 
     with tempfile.TemporaryDirectory(prefix="exportcheck-") as temporary:
@@ -195,7 +245,11 @@ def _attempt(script: Script, candidate: _Candidate, folder: Path, says: dict[str
             return "the script does not fail"
         said = [line for line in ran.stderr.splitlines() if line.strip()]
         wanted = candidate.message or _DIFFERS
-        if not _same(wanted, ran.stderr):
+        other = ""
+        if candidate.recipe.refused and (guards := _GUARD.findall(ran.stderr)):
+            same = any(_form(guard) == _form(known) for guard in guards for known in _GUARD.findall(wanted))
+            other = "" if same else _OTHER_GUARD
+        elif not _same(wanted, ran.stderr):
             return f"the script fails otherwise: {said[-1] if said else f'status {ran.returncode}'}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -204,7 +258,15 @@ def _attempt(script: Script, candidate: _Candidate, folder: Path, says: dict[str
             (folder / "ISSUE.md").write_text(_issue(script, says, said), encoding="utf-8")
         except OSError as error:
             return f"not written to {folder}: {error}"
-    return ""
+    return other
+
+
+_OTHER_GUARD = "refuses the same sizes, by another guard"
+
+
+def _form(guard: str) -> list[str]:
+    """A guard without the names of the inputs, which have others in a script, and in no order."""
+    return sorted(re.findall(r"\w+|[^\w\s]", _SIZE.sub("size", guard)))
 
 
 def _same(wanted: str, text: str) -> bool:

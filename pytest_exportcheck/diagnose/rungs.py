@@ -11,9 +11,13 @@ import torch
 from ..checks.compare import LeafComparison
 from ..errors import ExportCheckError
 from ..exporters.base import Exported
+from ..exporters.broken_guards import BrokenGuard
 from .subject import Sample
 
 __all__ = ["Ladder", "Rung", "innermost", "kind_of", "rung_of"]
+
+#: How torch begins what it says of a guard that does not hold.
+_GUARD = "Guard failed: "
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,9 @@ class Ladder:
         The programs in between, for those who look further; ``None`` if a step was not reached.
     error:
         What the guilty step raised, if it did.
+    broken:
+        Conditions on sizes that the captured program demands and the inputs do not meet. Where it refuses
+        them they are why; a program without guards may do without.
     """
 
     sample: str = ""
@@ -81,6 +88,12 @@ class Ladder:
     plain: Exported | None = None
     final: Exported | None = None
     error: BaseException | None = None
+    broken: list[BrokenGuard] = field(default_factory=list)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the captured program refuses the inputs, by conditions that are known."""
+        return bool(self.broken) and _GUARD in str(self.error)
 
     @property
     def verdict(self) -> str:
@@ -109,6 +122,7 @@ class Ladder:
             "guilty": self.guilty,
             "verdict": self.verdict,
             "workaround": self.workaround,
+            "guards": [{"demands": g.demands, "place": g.place, "text": str(g)} for g in self.broken],
             "rungs": [rung.to_record() for rung in self.rungs],
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["CustomOpStrategy", "StatusExport", "StatusExportCode"]
@@ -75,7 +75,7 @@ class StatusExport:
     status: StatusExportCode
     step: str = ""
     reason: str = ""
-    exported: Any = None
+    exported: Any = field(default=None, repr=False)
     note: str = ""
     error: BaseException | None = None
 

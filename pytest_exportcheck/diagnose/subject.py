@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -30,6 +30,7 @@ from ..exporters.base import (
     split_constants,
     target_of,
 )
+from ..exporters.guards import CaptureWatch
 from ..exporters.registry import load_exporter
 from ..exporters.rnn import fresh_dispatch
 from ..observe import (
@@ -240,10 +241,19 @@ class Subject:
                 share=self.share,
             )
 
-    def export(self) -> tuple[Exported, list[str]]:
-        """(what the exporter returns, paths of the outputs); raises whatever the exporter raises."""
-        with self.request() as request:
-            return self.exporter.export(request), request.output_paths
+    def export(
+        self,
+        watch: CaptureWatch | None = None,
+        captured: Callable[..., None] = lambda program, run=None: None,
+    ) -> tuple[Exported, list[str]]:
+        """(what the exporter returns, paths of the outputs); raises whatever the exporter raises.
+
+        `captured` is told the captured program, as in `ExportRequest`.
+        """
+        with self.request() as request, watch or contextlib.nullcontext():
+            if watch is not None:
+                watch.inputs(request.kwargs)
+            return self.exporter.export(replace(request, captured=captured)), request.output_paths
 
     def samples(self) -> Iterator[Sample]:
         """The observed calls, then sizes that no call had; those that eager refuses are left out."""

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -36,8 +36,17 @@ from ..observe import GraphShapes, TensorLeaf
 from ..observe.relations import without
 from ..observe.shapes import ThinRelation
 from ..pytrees import flatten_with_paths
+from .running import running_modules
 
-__all__ = ["CaptureWatch", "Comparison", "Decided", "internals_missing", "place_in_model", "size_facts"]
+__all__ = [
+    "Asked",
+    "CaptureWatch",
+    "Comparison",
+    "Decided",
+    "internals_missing",
+    "place_in_model",
+    "size_facts",
+]
 
 #: (path of a leaf, axis)
 Axis = tuple[str, int]
@@ -88,13 +97,32 @@ class Comparison:
         return f"{self.text} ({self.place})" if self.place else self.text
 
 
+@dataclass(frozen=True)
+class Asked:
+    """An answer of torch about sizes, by which a program is bound: its inputs must give the same.
+
+    Attributes
+    ----------
+    condition:
+        What held, in torch's symbols.
+    place:
+        As of a `Comparison`.
+    modules:
+        Those that ran, the innermost first.
+    """
+
+    condition: sympy.Basic
+    place: str
+    modules: tuple[torch.nn.Module, ...] = field(default=(), repr=False)
+
+
 def internals_missing() -> str | None:
     """What this module needs of torch and does not find, ``None`` with a torch that it can read."""
     for name in ("evaluate_expr",):
         if not callable(getattr(ShapeEnv, name, None)):
             return f"ShapeEnv.{name} of torch {torch.__version__}"
     environment = ShapeEnv()
-    for name in ("var_to_sources", "replacements", "replacements_slocs"):
+    for name in ("var_to_sources", "replacements", "replacements_slocs", "var_to_range"):
         if not isinstance(getattr(environment, name, None), Mapping):
             return f"ShapeEnv.{name} of torch {torch.__version__}"
     return None
@@ -198,6 +226,8 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
         #: By the identity of the ShapeEnv, which is kept so that no other gets its identity.
         self._seen: dict[int, tuple[ShapeEnv, dict[sympy.Basic, tuple[Any, str]]]] = {}
         self._causes: dict[tuple[int, sympy.Symbol], tuple[sympy.Basic, Any, str]] = {}
+        self._asked: dict[tuple[int, int], Asked] = {}
+        self._narrowed: dict[tuple[int, sympy.Symbol, str], Asked] = {}
         self._added: dict[str, list[Comparison]] = {}
         self._original: Any = None
 
@@ -212,11 +242,19 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
 
             def evaluate_expr(env: ShapeEnv, orig_expr: sympy.Basic, *args: Any, **kwargs: Any) -> Any:
                 _, seen = watch._seen.setdefault(id(env), (env, {}))
-                if orig_expr in seen or not orig_expr.free_symbols:
+                if not orig_expr.free_symbols:
                     return original(env, orig_expr, *args, **kwargs)
                 before = {symbol for symbol in orig_expr.free_symbols if symbol in env.replacements}
+                guards, ranges = len(env.guards), dict(env.var_to_range)
                 result = original(env, orig_expr, *args, **kwargs)
-                seen[orig_expr] = (result, place := _place(sys._getframe(1)))
+                # What is asked again may be guarded only then.
+                bound, new = len(env.guards) > guards, orig_expr not in seen
+                place = _place(sys._getframe(1)) if bound or new else ""
+                if bound:
+                    watch._bound(env, guards, ranges, place)
+                if not new:
+                    return result
+                seen[orig_expr] = (result, place)
                 for symbol in orig_expr.free_symbols - before:
                     if isinstance(env.replacements.get(symbol), sympy.Integer):
                         watch._causes[id(env), symbol] = (orig_expr, result, place)
@@ -232,6 +270,31 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
             ShapeEnv.evaluate_expr = self._original  # type: ignore[method-assign]
             self._original = None
             _passed_over().discard(self.__exit__.__code__.co_filename)
+
+    def _bound(self, env: ShapeEnv, guards: int, ranges: Mapping[Any, Any], place: str) -> None:
+        """A question was answered by a guard: who asked, and which sizes that bounds."""
+        try:
+            modules = tuple(running_modules(sys._getframe(2)))
+        except Exception:  # of dynamo's objects: what is looked at must not fail for it
+            modules = ()
+        for number in range(guards, len(env.guards)):
+            self._asked[id(env), number] = Asked(env.guards[number].expr, place, modules)
+        asked = self._asked[id(env), len(env.guards) - 1]
+        for symbol, now in env.var_to_range.items():
+            was = ranges.get(symbol)
+            for bound in ("lower", "upper"):
+                if was is not None and getattr(was, bound) != getattr(now, bound):
+                    self._narrowed[id(env), symbol, bound] = asked
+
+    def bounds(self) -> Iterator[tuple[dict[sympy.Symbol, Axis], Mapping[Any, Any], list[Any], Any]]:
+        """Of each capture: axes of the symbols, their ranges, what was asked, and what narrowed a range."""
+        for key, (env, _) in self._seen.items():
+            asked = [
+                self._asked.get((key, number), Asked(guard.expr, ""))
+                for number, guard in enumerate(env.guards)
+            ]
+            narrowed = {(symbol, end): a for (k, symbol, end), a in self._narrowed.items() if k == key}
+            yield self._axes(env), env.var_to_range, asked, narrowed
 
     def mark(self) -> dict[int, int]:
         """How much was seen so far, for `comparisons`."""

@@ -119,19 +119,27 @@ class CountsRows(torch.nn.Module):
 
 
 def test_what_cannot_be_exported_alone_is_not_blamed_first() -> None:
+    found = explain(CountsRows(Wrap(Exporting(), 4)), ROWS, exporter="torch-export")
+    assert guilty(found) == "capture"
+    assert sites(found) == ["other.inner", "counted"]
+    assert found.pieces is not None
+    assert [culprit.only_alone for culprit in found.pieces.culprits] == [False, True]
+    assert "smallest failing module: other.inner (Exporting)" in found.verdict
+    assert any(
+        line.startswith("perhaps: counted (Counted) cannot be one graph alone") for line in found.lines()
+    )
+
+
+def test_what_cannot_be_exported_alone_is_not_tried_where_a_guard_is_known() -> None:
     class Rows(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x + 1 if x.shape[0] > 4 else x - 1
 
     found = explain(CountsRows(Wrap(Rows(), 4)), ROWS, exporter="torch-export")
-    assert guilty(found) == "capture"
-    assert sites(found) == ["other.inner", "counted"]
-    assert found.pieces is not None
-    assert [culprit.only_alone for culprit in found.pieces.culprits] == [False, True]
+    assert sites(found) == ["other.inner"]
     assert "smallest failing module: other.inner (Rows)" in found.verdict
-    assert any(
-        line.startswith("perhaps: counted (Counted) cannot be one graph alone") for line in found.lines()
-    )
+    assert found.pieces is not None
+    assert found.pieces.culprits[0].line.endswith("return x + 1 if x.shape[0] > 4 else x - 1")
 
 
 @dataclasses.dataclass

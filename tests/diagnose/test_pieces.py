@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from pytest_exportcheck.diagnose.custom_ops import installed
+from pytest_exportcheck.diagnose.piece_text import short_dims
 from pytest_exportcheck.diagnose.pieces import ModelDiagnoseOutput
 from pytest_exportcheck.diagnose.status import CustomOpStrategy, StatusExport, StatusExportCode
 from pytest_exportcheck.diagnose.trace import trace_execution_piece_by_piece, trace_forward_execution
@@ -195,6 +196,13 @@ def test_the_context_manager_records_what_happens_inside() -> None:
         model(torch.randn(7, 6))
     assert len(diag.inputs) == len(diag.outputs) == 2
     assert isinstance(diag.outputs[0], tuple)
+
+
+def test_dynamic_axes_are_shown_as_dyn() -> None:
+    diag = trace_execution_piece_by_piece(torch.nn.Linear(6, 4), [((torch.randn(n, 6),), {}) for n in (2, 3)])
+    assert "DS=(({0: DYN},), {})" in diag.pretty_text(with_dynamic_shape=True)
+    assert short_dims(str(torch.export.Dim.DYNAMIC)) == "DYN"
+    assert short_dims("{0: <_DimHint.DYNAMIC: 3>}") == "{0: DYN}"
 
 
 def test_one_call_gives_static_shapes() -> None:

@@ -64,9 +64,11 @@ DEEP = """
 """
 
 
-def reproduced(run: SpecRun, folder: Path, dtype: str = "float32") -> list[str]:
+def reproduced(
+    run: SpecRun, folder: Path, dtype: str = "float32", exporter: str = "onnx-dynamo"
+) -> list[str]:
     """The lines about the reproduction of the failing case."""
-    case = CaseId(run.spec.relative, "onnx-dynamo", "none", "cpu", dtype)
+    case = CaseId(run.spec.relative, exporter, "none", "cpu", dtype)
     with pytest.raises(ExportCheckError) as caught:
         run_case(run, case, lambda stage: None, {})
     found = diagnose_case(run, case, caught.value, 300, reproduction=folder)
@@ -86,9 +88,9 @@ def run_alone(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def written(tmp_path: Path, body: str) -> SpecRun:
+def written(tmp_path: Path, body: str, more: str = "") -> SpecRun:
     source = DEEP.format(body=body)
-    run = make_run(tmp_path, source)
+    run = make_run(tmp_path, source, more)
     # The helper puts imports first.
     file = tmp_path / "net.py"
     text = file.read_text().replace("from __future__ import annotations\n", "")
@@ -169,6 +171,19 @@ def test_a_script_that_does_not_fail_is_not_kept(tmp_path: Path, monkeypatch: py
         "  Net: the script does not fail",
     ]
     assert not kept.exists()
+
+
+def test_sizes_that_a_guard_refuses(tmp_path: Path) -> None:
+    # What counts in the outputs is no question where there are none.
+    body = "return self.lin(x) * scale if x.shape[0] * 3 > 8 else x"
+    run = written(tmp_path, body, "compare: {y: {where: x}}\n")
+    kept = tmp_path / "kept"
+    (line,) = reproduced(run, kept, exporter="torch-export")
+    assert line == f"reproduction (deep[1], fails the same way): {kept / 'repro.py'}"
+    ran = run_alone(kept)
+    assert ran.returncode == 1
+    assert "AssertionError: Guard failed: " in ran.stderr
+    assert "the program refuses sizes that the module takes: it demands" in (kept / "ISSUE.md").read_text()
 
 
 def evaluated(value: Any) -> Any:
