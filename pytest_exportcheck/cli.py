@@ -13,6 +13,7 @@ import click
 from . import __version__
 from .cli_common import Wrong, write_file
 from .options import DIAGNOSIS_SECONDS
+from .plurals import counted
 
 if TYPE_CHECKING:
     from .spec import ModelSpec
@@ -21,10 +22,6 @@ __all__ = ["main"]
 
 _FILE = click.Path(path_type=Path)
 _UNKNOWN = re.compile(r"unknown (exporter|patch mode|comparison) '([^']*)'")
-
-#: From this likeness on, an unknown name is a mistyped one: a lost letter leaves 0.9 of a long name, while
-#: `torch-deferred`, a good name for an exporter of somebody's own, has 0.6 of `torch-export`.
-_TYPO = 0.8
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -84,7 +81,7 @@ def lint(specs: tuple[Path, ...]) -> int:
         for problem in problems:
             click.echo(problem)
         bad += bool(problems)
-    click.echo(f"{len(files)} specs, {bad} with problems", err=True)
+    click.echo(f"{counted(len(files), 'spec')}, {bad} with problems", err=True)
     return 1 if bad else 0
 
 
@@ -95,7 +92,7 @@ def _load(file: Path, root: Path, known: Mapping[str, Sequence[str]]) -> ModelSp
     """
     from .errors import SpecError
     from .spec import load_spec
-    from .spec.names import suggest
+    from .spec.names import is_typo
 
     everything = [name for names in known.values() for name in names]
     try:
@@ -103,7 +100,7 @@ def _load(file: Path, root: Path, known: Mapping[str, Sequence[str]]) -> ModelSp
     except SpecError as error:
         for problem in error.problems:
             unknown = _UNKNOWN.match(problem.message)
-            if unknown is None or suggest(unknown[2], everything, _TYPO):
+            if unknown is None or is_typo(unknown[2], everything):
                 raise
         for problem in error.problems:
             click.echo(f"{problem} - unless a conftest.py registers it", err=True)
@@ -356,7 +353,10 @@ def merge(reports: tuple[Path, ...], output: Path) -> int:
     for note in notes:
         click.echo(note, err=True)
     cases = data["cases"]
-    click.echo(f"{output}: {len(cases)} cases of {len(reports)} reports: {counts(cases)}", err=True)
+    click.echo(
+        f"{output}: {counted(len(cases), 'case')} of {counted(len(reports), 'report')}: {counts(cases)}",
+        err=True,
+    )
     return 0
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import STAGES, TEST
+from ..plurals import counted
 from .read import CaseKey, Report, case_key, case_name
 
 __all__ = ["ERROR_BAND", "NODES_BAND", "SIZE_BAND", "TIME_BAND", "Change", "Comparison", "compare"]
@@ -213,7 +214,9 @@ def _shapes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
         renamed = _renamed(was, now)
         for root, other in renamed.items():
             count = len(_below(was, root))
-            text = f"input {prefix}{root} is now {prefix}{other} (the same shapes in {count} places)"
+            text = (
+                f"input {prefix}{root} is now {prefix}{other} (the same shapes in {counted(count, 'place')})"
+            )
             yield Change(name, "shapes", "other", text, root, other)
         known = {*renamed, *renamed.values()}
         for path in dict.fromkeys([*was, *now]):
@@ -311,7 +314,11 @@ def _operators(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     changed = {key: now.get(key, 0) - was.get(key, 0) for key in {*was, *now}}
     most = sorted((key for key in changed if changed[key]), key=lambda key: (-abs(changed[key]), key))
     shown = [f"{changed[key]:+d} {key}" for key in most[:_MOST_OPERATORS]]
-    more = [f"and {len(most) - _MOST_OPERATORS} other operators"] if len(most) > _MOST_OPERATORS else []
+    more = (
+        [f"and {counted(len(most) - _MOST_OPERATORS, 'other operator')}"]
+        if len(most) > _MOST_OPERATORS
+        else []
+    )
     return f": {', '.join([*shown, *more])}" if was and now and shown else ""
 
 

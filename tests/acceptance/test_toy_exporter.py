@@ -26,7 +26,7 @@ def test_entry_points_of_another_package(project, monkeypatch):
         "wrong[toy-callable-none]": "fail compare",
     }
     result.stdout.fnmatch_lines(
-        ["E   stage compare: 1 of 1 outputs outside *(the exported callable against eager)*"]
+        ["E   stage compare: 1 of 1 output outside *(the exported callable against eager)*"]
     )
 
 

@@ -14,7 +14,7 @@ def test_lint(project, monkeypatch, capsys):
     monkeypatch.chdir(project.pytester.path)
     project.spec("good")
     assert main(["lint", "specs"]) == 0
-    assert capsys.readouterr().err == "1 specs, 0 with problems\n"
+    assert capsys.readouterr().err == "1 spec, 0 with problems\n"
     project.spec("bad", exporters=("onnx-dinamo",), more="nonsense: 1\n")
     assert main(["lint", "specs", "missing.yaml"]) == 1
     out, err = capsys.readouterr()
@@ -32,7 +32,7 @@ def test_lint_reports_a_file_of_a_folder_that_mistypes_the_key(project, monkeypa
     assert main(["lint", "specs"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("specs/typo.yaml:1:1: is not a spec: the key 'exportcheck: 1' is missing")
-    assert err == "1 specs, 1 with problems\n"
+    assert err == "1 spec, 1 with problems\n"
 
 
 def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, capsys):

@@ -138,7 +138,7 @@ def test_the_texts_say_what_changed_where_and_between_which_packages():
     assert f"  specs/c.yaml [cpu-float32-torch-export-none]\n    {gone}" in text
     assert "Only in before.json (1):\n  specs/c.yaml [cpu-float32-torch-export-none]" in text
     assert "Only in after.json (1):\n  specs/d.yaml" in text
-    assert "2 worse, 0 better, 0 other, 1 cases unchanged" in text
+    assert "2 worse, 0 better, 0 other, 1 case unchanged" in text
     shown = as_markdown(found)
     assert "## exportcheck compare: something got worse" in shown
     assert "| verdict | pass -\\> fail compare: 1 of 2 outputs \\| outside |" in shown
