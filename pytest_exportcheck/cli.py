@@ -56,10 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 @cli.command()
 @click.argument("specs", nargs=-1, required=True, type=_FILE)
 def lint(specs: tuple[Path, ...]) -> int:
-    """Check spec files, or the spec files of folders; nothing is loaded or run."""
+    """Check spec files, or the spec files of folders; nothing is loaded or run.
+
+    Also whether the files and names that they refer to are there."""
     from .errors import SpecError
     from .expectations import expectation_problems
     from .registry import comparison_names, exporter_names, patch_mode_names
+    from .spec.references import reference_problems
 
     known = {
         "exporters": exporter_names(),
@@ -71,7 +74,8 @@ def lint(specs: tuple[Path, ...]) -> int:
     files = [file for path in specs for file in _spec_files(path)]
     for file in files:
         try:
-            problems = expectation_problems(_load(file, root, known))
+            spec = _load(file, root, known)
+            problems = [*expectation_problems(spec), *reference_problems(spec)]
         except SpecError as error:
             problems = error.problems
         except OSError as error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import STAGES, TEST
+from ..errors import COMPARISON, STAGES, TEST
 from ..plurals import counted
 from .read import CaseKey, Report, case_key, case_name
 
@@ -164,6 +164,9 @@ def _reached(record: Mapping[str, Any]) -> int | None:
         return None
     if kind in ("pass", "xpass"):
         return _END
+    if stage == COMPARISON:
+        # It says nothing of the program, which got as far as the stage that asked for it.
+        stage = str(record.get("stage"))
     return _RANKS.index(stage) if stage in _RANKS else 0
 
 

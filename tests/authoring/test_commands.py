@@ -75,7 +75,7 @@ def test_show_the_cases_only(folder: Path, capsys: pytest.CaptureFixture[str], m
     [
         (
             SPEC.replace("build", "broken"),
-            "stage observe: net.yaml:5: the forward call 0 raised: RuntimeError: no",
+            "stage observe: net.yaml:5:7: the forward call 0 raised: RuntimeError: no",
         ),
         (SPEC.replace("build", "absent"), "stage load: net.yaml:2"),
         (SPEC.replace("onnx-dynamo", "[1"), "net.yaml:7:"),
