@@ -160,6 +160,11 @@ def doctor() -> int:
     "--trained", is_flag=True, help="The weights of the folder, not a small random model of its type."
 )
 @click.option(
+    "--calls",
+    metavar="FACTORY",
+    help="For a factory: a callable that returns the calls, or makes them, as observe.calls of a spec.",
+)
+@click.option(
     "--run", "run_only", is_flag=True, help="Make the calls and show what they tell; export nothing."
 )
 @click.option("--export", "exporters", multiple=True, metavar="NAME", help="An exporter (repeatable).")
@@ -191,6 +196,7 @@ def doctor() -> int:
 def validate(
     model: str,
     trained: bool,
+    calls: str | None,
     run_only: bool,
     exporters: tuple[str, ...],
     modes: tuple[str, ...],
@@ -213,7 +219,17 @@ def validate(
         raise click.UsageError("give --export NAME, or --run")
     return run_validate(
         Wishes(
-            model, trained, exporters, modes or ("none",), device, dtype, opset, optimize, shapes, other_sizes
+            model,
+            trained,
+            exporters,
+            modes or ("none",),
+            device,
+            dtype,
+            opset,
+            optimize,
+            shapes,
+            other_sizes,
+            calls,
         ),
         output,
         verbose,

@@ -19,14 +19,14 @@ from .nodes import NodePath, Report
 from .tensors import By, FromFile, TensorSyntaxError, looks_like_tensor, parse_tensor
 from .values import REF
 
-__all__ = ["reference_problems"]
+__all__ = ["missing_reference", "reference_problems"]
 
 
 def reference_problems(spec: ModelSpec) -> list[Problem]:
     """What `spec` refers to and is not there, each at its place in the file."""
     report = Report(spec.relative, spec.document)
     for where, ref in _references(spec.document.data):
-        problem = _missing(ref, spec.folder)
+        problem = missing_reference(ref, spec.folder)
         if problem is not None:
             report.value(where, problem)
     for where, file in _data_files(spec.document.data):
@@ -98,15 +98,15 @@ def _fill(text: str) -> object:
         return None  # the spec says so itself
 
 
-def _missing(ref: str, folder: Path) -> str | None:
-    """What of `ref` is not there; ``None`` if it is, or nobody can tell."""
+def missing_reference(ref: str, folder: Path, next_to: str = " next to the spec") -> str | None:
+    """What of `ref` is not there; ``None`` if it is, or nobody can tell. Files are looked up in `folder`."""
     match = REF.match(ref)
     assert match is not None
     module, name = match["module"], match["name"]
     if module.endswith(".py"):
         file: Path | None = folder / module
         if not (folder / module).is_file():
-            return f"there is no file {module} next to the spec{_near(folder / module)}"
+            return f"there is no file {module}{next_to}{_near(folder / module)}"
     else:
         beside = folder / f"{module}.py"
         try:
@@ -115,7 +115,7 @@ def _missing(ref: str, folder: Path) -> str | None:
             return None
         if package is None:
             # It may still be on the path of pytest; where the file lies beside the spec nobody meant that.
-            return f"for the file next to the spec write {beside.name}:{name}" if beside.is_file() else None
+            return f"for the file{next_to} write {beside.name}:{name}" if beside.is_file() else None
         file = _source(package, module)
     if file is None:
         return None

@@ -114,8 +114,7 @@ def test_every_place(problems):
         "annotated, under_else, under_if, in_handler, t, opened, looped, matched)",
         "a.yaml:4:19: nets.py has no 'cmp' (known: system, Path, Net, build, later, first, second, third, "
         "annotated, under_else, under_if, in_handler, t, opened, looped, matched)",
-        "a.yaml:5:24: there is no file own.py next to the spec (known: broken.py, late.py, made.py, nets.py, "
-        "star.py)",
+        "a.yaml:5:24: there is no file own.py next to the spec (did you mean 'broken.py'?)",
     ]
     assert problems(calls='"nets.py:cals"')[0].startswith("a.yaml:3:18: nets.py has no 'cals'")
 
