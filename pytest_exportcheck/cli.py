@@ -390,7 +390,7 @@ def merge(reports: tuple[Path, ...], output: Path) -> int:
 def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
     """What changed between two JSON reports; exit status 1 if something got worse.
 
-    Cases that got less far (by stage), that passed and are gone, or whose errors grew beyond noise are worse.
+    Cases that got less far (by stage), that ran and are gone, or whose errors grew beyond noise are worse.
     Shapes, node counts, sizes and CPU seconds are shown where they changed beyond noise.
     """
     from .reports import comparison

@@ -55,7 +55,7 @@ class Change:
         ``verdict``, ``shapes``, ``outputs``, ``error``, ``nodes``, ``size`` or ``time``.
     effect:
         ``worse``, ``better`` or ``other``. Only what a user would call a regression is worse: a verdict, a
-        case that passed and is gone, an error that grew. More nodes or seconds are ``other``.
+        case that ran and is gone, an error that grew. More nodes or seconds are ``other``.
     text:
         From what to what.
     before, after:
@@ -132,7 +132,7 @@ def compare(before: Report, after: Report, left_out: str | None = None) -> Compa
         unchanged += not found
     for key in old.keys() - new.keys() if left_out is None else ():
         verdict = old[key]["verdict"]
-        if _reached(old[key]) == _END:
+        if verdict != "skip":  # nobody looked at that one before either
             text = f"{verdict} -> not in {after.name}: nobody checks it any more"
             changes.append(Change(case_name(key), "verdict", "worse", text, verdict))
     changes.sort(key=lambda change: change.case)

@@ -82,4 +82,6 @@ def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
 def _summary(comparison: Comparison) -> str:
     counts = ", ".join(f"{len(comparison.of(effect))} {effect}" for effect in _HEADINGS)
     bands = ", ".join(f"{name} {band:g}x" for name, band in comparison.bands.items())
-    return f"changes: {counts}, {counted(comparison.unchanged, 'case')} unchanged (noise bands: {bands})"
+    gone = f", {len(comparison.only_before)} gone" if comparison.only_before else ""
+    same = f"{counted(comparison.unchanged, 'case')} unchanged"
+    return f"changes: {counts}, {same}{gone} (noise bands: {bands})"

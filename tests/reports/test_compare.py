@@ -138,7 +138,7 @@ def test_the_texts_say_what_changed_where_and_between_which_packages():
     assert f"  specs/c.yaml [cpu-float32-torch-export-none]\n    {gone}" in text
     assert "Only in before.json (1):\n  specs/c.yaml [cpu-float32-torch-export-none]" in text
     assert "Only in after.json (1):\n  specs/d.yaml" in text
-    assert "2 worse, 0 better, 0 other, 1 case unchanged" in text
+    assert "2 worse, 0 better, 0 other, 1 case unchanged, 1 gone" in text
     shown = as_markdown(found)
     assert "## exportcheck compare: something got worse" in shown
     assert "| verdict | pass -\\> fail compare: 1 of 2 outputs \\| outside |" in shown
@@ -152,12 +152,13 @@ def test_the_texts_say_what_changed_where_and_between_which_packages():
     [
         ("pass", [("verdict", "worse")]),
         ("xpass", [("verdict", "worse")]),
-        ("fail export", []),
-        ("xfail run", []),
+        ("fail export", [("verdict", "worse")]),
+        ("xfail run", [("verdict", "worse")]),
+        ("crash run", [("verdict", "worse")]),
         ("skip", []),
     ],
 )
-def test_a_case_that_is_gone_is_a_loss_if_it_passed(was, expected):
+def test_a_case_that_is_gone_is_a_loss_if_it_ran(was, expected):
     assert effects([record("a", "onnx-dynamo", was)], []) == expected
 
 
