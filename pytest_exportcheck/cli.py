@@ -12,7 +12,7 @@ import click
 
 from . import __version__
 from .cli_common import Wrong, write_file
-from .options import DIAGNOSIS_SECONDS
+from .options import DEVICES, DIAGNOSIS_SECONDS, DTYPES
 from .plurals import counted
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = None if argv is None else list(argv)
         status = cli.main(arguments, prog_name="exportcheck", standalone_mode=False)
+    except click.BadParameter as error:
+        print(f"exportcheck: {_one_line(error)}", file=sys.stderr)
+        return error.exit_code
     except click.ClickException as error:
         # One line, whatever was wrong.
         print(f"exportcheck: {' '.join(error.format_message().split())}", file=sys.stderr)
@@ -48,6 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 1
     return int(status or 0)
+
+
+def _one_line(error: click.BadParameter) -> str:
+    """The message, with a near match where one of several values is expected."""
+    from .spec.names import suggest
+
+    kind = error.param.type if error.param is not None else None
+    given = re.match(r"'([^']*)' is not one of", error.message)
+    hint = suggest(given[1], kind.choices) if given and isinstance(kind, click.Choice) else ""
+    return " ".join(error.format_message().split()) + hint
 
 
 # Specs.
@@ -72,6 +85,10 @@ def lint(specs: tuple[Path, ...]) -> int:
     root = Path.cwd()
     bad = 0
     files = [file for path in specs for file in _spec_files(path)]
+    if not files:
+        raise Wrong(
+            f"no spec file in {', '.join(map(str, specs))}: a spec is a YAML file that begins with exportcheck: 1"
+        )
     for file in files:
         try:
             spec = _load(file, root, known)
@@ -134,8 +151,8 @@ def schema() -> None:
 
 @cli.command()
 @click.argument("spec", type=_FILE)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the first of the matrix.")
-@click.option("--dtype", help="Default: the first of the matrix.")
+@click.option("--device", type=click.Choice(DEVICES), help="Default: the first of the matrix.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Default: the first of the matrix.")
 @click.option("--cases", "cases_only", is_flag=True, help="The cases only: no model is built.")
 def show(spec: Path, device: str | None, dtype: str | None, cases_only: bool) -> int:
     """What SPEC would run, and what its calls show: symbols and their sizes, the example, the shapes."""
@@ -171,10 +188,10 @@ def doctor() -> int:
 @click.option(
     "--patch", "modes", multiple=True, metavar="MODE", help="A patch mode (repeatable; default: none)."
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True)
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
+    type=click.Choice(DTYPES),
     default="float32",
     show_default=True,
 )

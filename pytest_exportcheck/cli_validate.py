@@ -89,6 +89,7 @@ def _spec(wishes: Wishes, path: Path, moved: bool) -> str | None:
     from .authoring.new import draft, reference
 
     check_source(wishes.model)
+    _check_names(wishes)
     factory = ":" in wishes.model
     if wishes.calls is not None:
         if not factory:
@@ -117,6 +118,19 @@ def _spec(wishes: Wishes, path: Path, moved: bool) -> str | None:
         click.echo(f"{wishes.model}: no calls could be made up that the model takes; {next_step}", err=True)
         return None
     return _with_wishes(yaml.safe_load(made.text), wishes)
+
+
+def _check_names(wishes: Wishes) -> None:
+    """Raise `Wrong`: nobody but us and installed packages registers anything here, no conftest.py is read."""
+    from .options import unknown_name
+    from .registry import exporter_names, patch_mode_names
+
+    for name in wishes.exporters:
+        if name not in exporter_names():
+            raise Wrong(unknown_name("exporter", name, exporter_names()))
+    for name in wishes.patch_modes:
+        if name not in patch_mode_names() and ":" not in name:
+            raise Wrong(unknown_name("patch mode", name, patch_mode_names()))
 
 
 def _type_of(folder: Path) -> tuple[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 from ..plurals import counted
 from .diagnosis import guilty_line
 from .matrix import Matrix, cell_text, counts, is_case
+from .read import case_key, case_name
 from .reuse import reuse_lines
 
 __all__ = ["markdown", "markdown_cell"]
@@ -77,7 +78,8 @@ def _failures(records: Sequence[Mapping[str, Any]], room: int | None) -> list[st
 
 
 def _failure(record: Mapping[str, Any]) -> Iterator[str]:
-    yield f"- {_code(record['nodeid'])} **{markdown_cell(cell_text(record['verdict']))}**"
+    name = record.get("nodeid") or case_name(case_key(record))
+    yield f"- {_code(name)} **{markdown_cell(cell_text(record['verdict']))}**"
     details = [str(line) for line in record.get("details") or ()]
     said = str(record.get("message") or "").splitlines()
     said += [f"  {line}" for line in details[:_MOST_DETAILS]]

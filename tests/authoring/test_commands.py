@@ -239,6 +239,8 @@ def test_a_factory_with_calls_of_its_own(folder: Path, capfd: pytest.CaptureFixt
         (["-m", "gtp2", "--run"], "did you mean 'gpt2'?"),
         (["-m", ".", "--run"], "exportcheck: .:"),
         (["-m", "", "--run"], "'' is no model type"),
+        (["-m", "gpt2", "--export", "onnx"], "unknown exporter 'onnx' (did you mean 'onnx-dynamo' or"),
+        (["-m", "gpt2", "--run", "--patch", "hff"], "unknown patch mode 'hff' (did you mean 'hf'?)"),
         (["-m", "nets.py", "--run"], "name the factory in it too, nets.py:CALLABLE"),
         (["-m", "net.yaml", "--run"], "for a spec there is pytest --exportcheck net.yaml"),
         (["-m", "nest.py:build", "--run"], "there is no file nest.py (did you mean 'nets.py'?)"),

@@ -75,6 +75,33 @@ def test_lint_looks_up_what_a_spec_refers_to(project, monkeypatch, capsys):
     assert "specs/a.yaml:3:12: there is no file model.py next to the spec (did you mean 'models.py'?)" in out
 
 
+def test_lint_of_a_folder_without_specs(project, monkeypatch, capsys):
+    monkeypatch.chdir(project.pytester.path)
+    (project.pytester.path / "empty").mkdir()
+    assert main(["lint", "empty"]) == 2
+    assert capsys.readouterr().err.startswith("exportcheck: no spec file in empty: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "a.yaml", "--dtype", "fp16"], "'fp16' is not one of *(did you mean 'float16'?)"),
+        (["show", "a.yaml", "--device", "gpu"], "'gpu' is not one of *(did you mean 'cuda'?)"),
+        (
+            ["validate", "-m", "x", "--run", "--dtype", "half"],
+            "'half' is not one of *(did you mean 'float16'?)",
+        ),
+    ],
+)
+def test_a_mistyped_choice_has_a_suggestion(arguments, message, capsys):
+    import fnmatch
+
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert fnmatch.fnmatchcase(err, f"exportcheck: *{message}\n")
+    assert err.count("\n") == 1
+
+
 def test_schema(capsys):
     assert main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"]
