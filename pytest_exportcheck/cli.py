@@ -86,9 +86,8 @@ def lint(specs: tuple[Path, ...]) -> int:
     bad = 0
     files = [file for path in specs for file in _spec_files(path)]
     if not files:
-        raise Wrong(
-            f"no spec file in {', '.join(map(str, specs))}: a spec is a YAML file that begins with exportcheck: 1"
-        )
+        folders = ", ".join(map(str, specs))
+        raise Wrong(f"no spec file in {folders}: a spec is a YAML file that begins with exportcheck: 1")
     for file in files:
         try:
             spec = _load(file, root, known)
