@@ -31,6 +31,7 @@ from .exporters.guards import CaptureWatch
 from .observe.observation import GraphObservation
 from .patches.modes import PatchList
 from .pipeline import OWN, SpecRun, run_case
+from .plurals import counted
 from .registry import load_exporter
 
 __all__ = ["ablate", "one_thread"]
@@ -153,7 +154,11 @@ class _Known(BaseException):
 def _run(runs: _Runs, kept: frozenset[str], enter: Callable[[str], None]) -> Outcome:
     """One run of the case with the patches `kept`."""
     run, case, mode = runs.run, runs.case, runs.mode
-    name = f"{mode.name} with {len(kept)} patches" if kept else f"{mode.name} without its patches"
+    name = (
+        f"{mode.name} with {counted(len(kept), 'patch', 'patches')}"
+        if kept
+        else f"{mode.name} without its patches"
+    )
     part = mode.subset(kept, name)
     run.modes[name] = part
     # Observed without what this run lacks, or it was not called: the inputs are the same.

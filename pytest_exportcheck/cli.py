@@ -12,7 +12,8 @@ import click
 
 from . import __version__
 from .cli_common import Wrong, write_file
-from .options import DIAGNOSIS_SECONDS
+from .options import DEVICES, DIAGNOSIS_SECONDS, DTYPES
+from .plurals import counted
 
 if TYPE_CHECKING:
     from .spec import ModelSpec
@@ -21,10 +22,6 @@ __all__ = ["main"]
 
 _FILE = click.Path(path_type=Path)
 _UNKNOWN = re.compile(r"unknown (exporter|patch mode|comparison) '([^']*)'")
-
-#: From this likeness on, an unknown name is a mistyped one: a lost letter leaves 0.9 of a long name, while
-#: `torch-deferred`, a good name for an exporter of somebody's own, has 0.6 of `torch-export`.
-_TYPO = 0.8
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -41,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = None if argv is None else list(argv)
         status = cli.main(arguments, prog_name="exportcheck", standalone_mode=False)
+    except click.BadParameter as error:
+        print(f"exportcheck: {_one_line(error)}", file=sys.stderr)
+        return error.exit_code
     except click.ClickException as error:
         # One line, whatever was wrong.
         print(f"exportcheck: {' '.join(error.format_message().split())}", file=sys.stderr)
@@ -53,16 +53,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(status or 0)
 
 
+def _one_line(error: click.BadParameter) -> str:
+    """The message, with a near match where one of several values is expected."""
+    from .spec.names import suggest
+
+    kind = error.param.type if error.param is not None else None
+    given = re.match(r"'([^']*)' is not one of", error.message)
+    hint = suggest(given[1], kind.choices) if given and isinstance(kind, click.Choice) else ""
+    return " ".join(error.format_message().split()) + hint
+
+
 # Specs.
 
 
 @cli.command()
 @click.argument("specs", nargs=-1, required=True, type=_FILE)
 def lint(specs: tuple[Path, ...]) -> int:
-    """Check spec files, or the spec files of folders; nothing is loaded or run."""
+    """Check spec files, or the spec files of folders; nothing is loaded or run.
+
+    Also whether the files and names that they refer to are there."""
     from .errors import SpecError
     from .expectations import expectation_problems
     from .registry import comparison_names, exporter_names, patch_mode_names
+    from .spec.references import reference_problems
 
     known = {
         "exporters": exporter_names(),
@@ -72,9 +85,13 @@ def lint(specs: tuple[Path, ...]) -> int:
     root = Path.cwd()
     bad = 0
     files = [file for path in specs for file in _spec_files(path)]
+    if not files:
+        folders = ", ".join(map(str, specs))
+        raise Wrong(f"no spec file in {folders}: a spec is a YAML file that begins with exportcheck: 1")
     for file in files:
         try:
-            problems = expectation_problems(_load(file, root, known))
+            spec = _load(file, root, known)
+            problems = [*expectation_problems(spec), *reference_problems(spec)]
         except SpecError as error:
             problems = error.problems
         except OSError as error:
@@ -84,7 +101,7 @@ def lint(specs: tuple[Path, ...]) -> int:
         for problem in problems:
             click.echo(problem)
         bad += bool(problems)
-    click.echo(f"{len(files)} specs, {bad} with problems", err=True)
+    click.echo(f"{counted(len(files), 'spec')}, {bad} with problems", err=True)
     return 1 if bad else 0
 
 
@@ -95,7 +112,7 @@ def _load(file: Path, root: Path, known: Mapping[str, Sequence[str]]) -> ModelSp
     """
     from .errors import SpecError
     from .spec import load_spec
-    from .spec.names import suggest
+    from .spec.names import is_typo
 
     everything = [name for names in known.values() for name in names]
     try:
@@ -103,7 +120,7 @@ def _load(file: Path, root: Path, known: Mapping[str, Sequence[str]]) -> ModelSp
     except SpecError as error:
         for problem in error.problems:
             unknown = _UNKNOWN.match(problem.message)
-            if unknown is None or suggest(unknown[2], everything, _TYPO):
+            if unknown is None or is_typo(unknown[2], everything):
                 raise
         for problem in error.problems:
             click.echo(f"{problem} - unless a conftest.py registers it", err=True)
@@ -133,8 +150,8 @@ def schema() -> None:
 
 @cli.command()
 @click.argument("spec", type=_FILE)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Default: the first of the matrix.")
-@click.option("--dtype", help="Default: the first of the matrix.")
+@click.option("--device", type=click.Choice(DEVICES), help="Default: the first of the matrix.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Default: the first of the matrix.")
 @click.option("--cases", "cases_only", is_flag=True, help="The cases only: no model is built.")
 def show(spec: Path, device: str | None, dtype: str | None, cases_only: bool) -> int:
     """What SPEC would run, and what its calls show: symbols and their sizes, the example, the shapes."""
@@ -159,16 +176,21 @@ def doctor() -> int:
     "--trained", is_flag=True, help="The weights of the folder, not a small random model of its type."
 )
 @click.option(
+    "--calls",
+    metavar="FACTORY",
+    help="For a factory: a callable that returns the calls, or makes them, as observe.calls of a spec.",
+)
+@click.option(
     "--run", "run_only", is_flag=True, help="Make the calls and show what they tell; export nothing."
 )
 @click.option("--export", "exporters", multiple=True, metavar="NAME", help="An exporter (repeatable).")
 @click.option(
     "--patch", "modes", multiple=True, metavar="MODE", help="A patch mode (repeatable; default: none)."
 )
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(DEVICES), default="cpu", show_default=True)
 @click.option(
     "--dtype",
-    type=click.Choice(["float32", "float16", "bfloat16", "float64"]),
+    type=click.Choice(DTYPES),
     default="float32",
     show_default=True,
 )
@@ -190,6 +212,7 @@ def doctor() -> int:
 def validate(
     model: str,
     trained: bool,
+    calls: str | None,
     run_only: bool,
     exporters: tuple[str, ...],
     modes: tuple[str, ...],
@@ -212,7 +235,17 @@ def validate(
         raise click.UsageError("give --export NAME, or --run")
     return run_validate(
         Wishes(
-            model, trained, exporters, modes or ("none",), device, dtype, opset, optimize, shapes, other_sizes
+            model,
+            trained,
+            exporters,
+            modes or ("none",),
+            device,
+            dtype,
+            opset,
+            optimize,
+            shapes,
+            other_sizes,
+            calls,
         ),
         output,
         verbose,
@@ -356,7 +389,10 @@ def merge(reports: tuple[Path, ...], output: Path) -> int:
     for note in notes:
         click.echo(note, err=True)
     cases = data["cases"]
-    click.echo(f"{output}: {len(cases)} cases of {len(reports)} reports: {counts(cases)}", err=True)
+    click.echo(
+        f"{output}: {counted(len(cases), 'case')} of {counted(len(reports), 'report')}: {counts(cases)}",
+        err=True,
+    )
     return 0
 
 
@@ -370,7 +406,7 @@ def merge(reports: tuple[Path, ...], output: Path) -> int:
 def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
     """What changed between two JSON reports; exit status 1 if something got worse.
 
-    Cases that got less far (by stage), that passed and are gone, or whose errors grew beyond noise are worse.
+    Cases that got less far (by stage), that ran and are gone, or whose errors grew beyond noise are worse.
     Shapes, node counts, sizes and CPU seconds are shown where they changed beyond noise.
     """
     from .reports import comparison

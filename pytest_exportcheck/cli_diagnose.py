@@ -13,6 +13,7 @@ import click
 import pytest
 
 from .cli_common import Wrong
+from .plurals import counted
 
 if TYPE_CHECKING:
     from .spec import ModelSpec
@@ -50,7 +51,7 @@ def run_diagnose(path: Path, case: str | None, budget_s: float, output: Path | N
     status = pytest.main(arguments, plugins=[printer])
     if printer.cases:
         failed = f"{printer.failed} failed" if printer.failed else "none failed"
-        cases = "1 case" if printer.cases == 1 else f"{printer.cases} cases"
+        cases = counted(printer.cases, "case")
         kept = f", see {output}" if output is not None and printer.failed else ""
         click.echo(f"{cases}, {failed}{kept}", err=True)
     return {pytest.ExitCode.OK: 0, pytest.ExitCode.TESTS_FAILED: 1}.get(pytest.ExitCode(status), 2)

@@ -58,9 +58,22 @@ def run_new_all(folder: Path, types: Sequence[str], jobs: int, seconds: float) -
 
 
 def check_source(source: str) -> None:
-    """Raise `Wrong`: a model type that transformers does not have is a mistake of the command line."""
-    if ":" in source or Path(source).is_dir():
+    """Raise `Wrong` for a model type that transformers does not have, and for a factory that is not there."""
+    from .spec.references import missing_reference
+    from .spec.values import REF
+
+    path = Path(source)
+    if REF.match(source):
+        missing = missing_reference(source, Path.cwd(), "")
+        if missing is not None:
+            raise Wrong(missing)
         return
+    if source and path.is_dir():
+        return
+    if path.suffix == ".py":
+        raise Wrong(f"{source!r} names a file: name the factory in it too, {source}:CALLABLE")
+    if path.suffix in (".yaml", ".yml"):
+        raise Wrong(f"{source!r} is no model: for a spec there is pytest --exportcheck {source}")
     from transformers import CONFIG_MAPPING
 
     from .spec.names import suggest

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import PatchError
+from .plurals import counted
 
 if TYPE_CHECKING:
     from .patches.patch import Patch
@@ -46,7 +47,12 @@ def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, give
                 print(finding)
             errors = sum(finding.level == "error" for finding in found)
             count = sum(len(patches) for _, patches in modes)
-            print(f"{count} patches, {errors} errors, {len(found) - errors} warnings", file=sys.stderr)
+            numbers = (
+                counted(count, "patch", "patches"),
+                counted(errors, "error"),
+                counted(len(found) - errors, "warning"),
+            )
+            print(", ".join(numbers), file=sys.stderr)
             return 1 if errors else 0
     except PatchError as error:
         print(error, file=sys.stderr)
@@ -141,7 +147,7 @@ def run_pytrees(names: Sequence[str]) -> int:
         print(one)
     broken = [one for one in shown if one.breaks_onnx]
     print(
-        f"{len(shown)} classes, {len(broken)} in a layout with which ONNX exports fail; "
+        f"{counted(len(shown), 'class', 'classes')}, {len(broken)} in a layout with which ONNX exports fail; "
         f"{len(found) - len(shown)} of torch's own",
         file=sys.stderr,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .errors import ExportCheckError, SpecError
+from .plurals import counted
 
 if TYPE_CHECKING:
     from .observe.infer import GraphShapes
@@ -39,7 +40,7 @@ def run_show(path: Path, device: str | None, dtype: str | None, cases_only: bool
     if absent:
         click.echo(f"  skipped: {absent}")
     cases = [*shape_cases(spec), *export_cases(spec)]
-    click.echo(f"\n{len(cases)} tests")
+    click.echo(f"\n{counted(len(cases), 'test')}")
     for case in cases:
         test = "test_dynamic_shapes" if case.exporter is None else "test_export"
         click.echo(f"  {test}[{case.label()}]")
@@ -66,8 +67,8 @@ def _show_observation(spec: ModelSpec, device: str, dtype: str) -> int:
             observation = run.observe(device, dtype)
         model = run.model(device, dtype)
         count = sum(parameter.numel() for parameter in model.parameters())
-        click.echo(f"\n{type(model).__name__}, {count:,} parameters, {device} {dtype}")
-        click.echo(f"{len(observation.calls)} observed calls")
+        click.echo(f"\n{type(model).__name__}, {counted(count, 'parameter')}, {device} {dtype}")
+        click.echo(f"{counted(len(observation.calls), 'observed call')}")
         for name, graph in observation.graphs.items():
             click.echo(
                 f"\n{f'graph {name}: ' if name else ''}calls {_ranges([c.number for c in graph.seen])}"

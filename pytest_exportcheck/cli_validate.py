@@ -31,6 +31,8 @@ class Wishes:
         A model type, a folder, or a factory.
     trained:
         The weights of the folder, and not a small random model of its type.
+    calls:
+        A callable that returns the calls of a factory's model, or makes them.
     exporters, patch_modes:
         Names; no exporter: the calls are run and nothing is exported.
     opset, optimize:
@@ -52,6 +54,7 @@ class Wishes:
     optimize: bool | None
     shapes: str
     other_sizes: bool
+    calls: str | None = None
 
 
 def run_validate(wishes: Wishes, output: Path | None, verbose: int) -> int:
@@ -66,7 +69,7 @@ def run_validate(wishes: Wishes, output: Path | None, verbose: int) -> int:
         except OSError as error:
             raise Wrong(f"{folder}: {error.strerror or error}") from None
         spec = folder / "spec.yaml"
-        text = _spec(wishes, spec)
+        text = _spec(wishes, spec, moved=output is not None)
         if text is None:
             return 1
         write_file(spec, text)
@@ -82,23 +85,52 @@ def run_validate(wishes: Wishes, output: Path | None, verbose: int) -> int:
         return status
 
 
-def _spec(wishes: Wishes, path: Path) -> str | None:
-    from .authoring.new import draft
+def _spec(wishes: Wishes, path: Path, moved: bool) -> str | None:
+    from .authoring.new import draft, reference
 
     check_source(wishes.model)
+    _check_names(wishes)
+    factory = ":" in wishes.model
+    if wishes.calls is not None:
+        if not factory:
+            raise Wrong(f"--calls is for a factory (file.py:callable), and {wishes.model!r} is none")
+        check_source(wishes.calls)
+        spec = path if moved else None
+        data = {
+            "exportcheck": 1,
+            "model": {"factory": reference(wishes.model, spec)},
+            "observe": {"calls": reference(wishes.calls, spec)},
+        }
+        return _with_wishes(data, wishes)
     folder = Path(wishes.model)
     source, base = wishes.model, None
     if folder.is_dir() and not wishes.trained:
         source, base = _type_of(folder)
     elif wishes.trained and not folder.is_dir():
         raise Wrong(f"--trained needs a folder with weights, and {wishes.model!r} is none")
-    made = draft(source, path, base=base)
+    made = draft(source, path, base=base, moved=moved)
     for problem in made.problems:
         click.echo(problem, err=True)
     if made.text is None or not made.observed:
-        click.echo(f"{wishes.model}: no calls could be made up that the model takes", err=True)
+        file = wishes.model.rpartition(":")[0]
+        given = f"name a callable that returns its calls (--calls {file}:CALLABLE), or " if factory else ""
+        next_step = f"{given}write a spec (exportcheck new {wishes.model})"
+        click.echo(f"{wishes.model}: no calls could be made up that the model takes; {next_step}", err=True)
         return None
-    return _with_wishes(made.text, wishes)
+    return _with_wishes(yaml.safe_load(made.text), wishes)
+
+
+def _check_names(wishes: Wishes) -> None:
+    """Raise `Wrong`: nobody but us and installed packages registers anything here, no conftest.py is read."""
+    from .options import unknown_name
+    from .registry import exporter_names, patch_mode_names
+
+    for name in wishes.exporters:
+        if name not in exporter_names():
+            raise Wrong(unknown_name("exporter", name, exporter_names()))
+    for name in wishes.patch_modes:
+        if name not in patch_mode_names() and ":" not in name:
+            raise Wrong(unknown_name("patch mode", name, patch_mode_names()))
 
 
 def _type_of(folder: Path) -> tuple[str, dict[str, Any]]:
@@ -112,8 +144,7 @@ def _type_of(folder: Path) -> tuple[str, dict[str, Any]]:
     return config.model_type, config.to_dict()
 
 
-def _with_wishes(text: str, wishes: Wishes) -> str:
-    data = yaml.safe_load(text)
+def _with_wishes(data: dict[str, Any], wishes: Wishes) -> str:
     data["matrix"] = {
         **({"exporters": list(wishes.exporters)} if wishes.exporters else {}),
         "patch_modes": list(wishes.patch_modes),
@@ -139,6 +170,8 @@ def _with_wishes(text: str, wishes: Wishes) -> str:
 
 def _one_call(observe: Mapping[str, Any]) -> dict[str, Any]:
     """The first call alone; of a ``generate`` the first call of ``forward`` alone."""
+    if isinstance(observe["calls"], str):
+        raise Wrong("--dynamic-shapes none takes one of the calls, which is not known of --calls")
     first = observe["calls"][0]
     made: dict[str, Any] = {"calls": [first], "graphs": "one"}
     if "generate" in first:

@@ -14,6 +14,7 @@ import pytest
 
 from .filepaths import relative_text
 from .goldens import Proposals, obsolete_goldens
+from .plurals import counted
 from .reports.ablation import ablation_lines
 from .reports.comparison import as_text
 from .reports.diagnoses import diagnosis_lines
@@ -130,7 +131,7 @@ class Controller:
         ]
         shown = f" ({' x '.join(axes)})" if exports else ""
         specs = len({case.spec for case in cases})
-        return f"exportcheck: {_count(specs, 'spec')}, {_count(len(exports), 'case')}{shown}"
+        return f"exportcheck: {counted(specs, 'spec')}, {counted(len(exports), 'case')}{shown}"
 
     def announce_collection(self, nodeids: Sequence[str]) -> None:
         """What `pytest_report_collectionfinish` says, under xdist, where the items are in the workers."""
@@ -141,7 +142,7 @@ class Controller:
         self._announced = True
         specs = {nodeid.split("::")[0] for nodeid in ours}
         cases = [nodeid for nodeid in ours if "::test_export[" in nodeid]
-        terminal.write_line(f"exportcheck: {_count(len(specs), 'spec')}, {_count(len(cases), 'case')}")
+        terminal.write_line(f"exportcheck: {counted(len(specs), 'spec')}, {counted(len(cases), 'case')}")
 
     # The end.
 
@@ -277,7 +278,7 @@ class Controller:
         if cases:
             skipped = [record for record in cases if record["verdict"] == "skip"]
             why = " (no cuda)" if skipped and all("no CUDA" in str(r["message"]) for r in skipped) else ""
-            totals.append(f"{_count(len(cases), 'case')}: {counts(cases)}{why}")
+            totals.append(f"{counted(len(cases), 'case')}: {counts(cases)}{why}")
         shapes = self._shapes()
         if shapes:
             totals.append(f"shapes: {shapes}")
@@ -328,10 +329,6 @@ def _partial_selection(config: pytest.Config) -> str | None:
     if any(config.getoption(option) for option in options):
         return "an axis is restricted"
     return None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _shown_path(path: Path) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "COMPARISON",
     "STAGES",
     "TEST",
     "CompareError",
@@ -36,6 +37,9 @@ STAGES = ("load", "observe", "patch", "shapes", "export", "convert", "session", 
 #: Not a stage: what a test of the user demands after the check, when every stage has passed.
 TEST = "test"
 
+#: Not a stage either: a comparison of the user's own broke, and judged nothing.
+COMPARISON = "comparison"
+
 
 class ExportCheckError(Exception):
     """A case failed at a stage.
@@ -62,8 +66,13 @@ class ExportCheckError(Exception):
         self.details = list(details)
         self.facts = dict(facts or {})
 
+    @property
+    def headline(self) -> str:
+        """What failed, and the message."""
+        return f"stage {self.stage}: {self.message}"
+
     def __str__(self) -> str:
-        return "\n".join([f"stage {self.stage}: {self.message}", *self.details])
+        return "\n".join([self.headline, *self.details])
 
 
 class LoadError(ExportCheckError):
@@ -171,7 +180,14 @@ class HistoryError(_AtAnyStage):
 
 
 class ComparisonError(_AtAnyStage):
-    """A comparison of the user's own cannot be loaded, raised, or returned no list: it judged nothing."""
+    """A comparison of the user's own cannot be loaded, raised, or returned no list: it judged nothing.
+
+    No stage has failed; `stage` is the one that asked for it.
+    """
+
+    @property
+    def headline(self) -> str:
+        return f"{COMPARISON} (at stage {self.stage}): {self.message}"
 
 
 def error_class(stage: str) -> type[ExportCheckError]:

@@ -53,7 +53,7 @@ def representation(
 def error_lines(error: ExportCheckError) -> list[str]:
     """``stage compare: ...`` and the details, indented."""
     return [
-        f"stage {error.stage}: {error.message}",
+        error.headline,
         *(f"  {line}" for detail in error.details for line in (detail.splitlines() or [""])),
     ]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import traceback
 
 from .errors import ExportCheckError, error_class
+from .tracebacks import frame_line, is_machinery
 
 __all__ = ["refusal"]
 
@@ -30,22 +30,11 @@ def refusal(error: BaseException, stage: str, what: str) -> ExportCheckError:
     return error_class(stage)(f"{what}: {type(error).__name__}: {first}", details=details)
 
 
-#: Packages whose frames say little about where a model is refused.
-_MACHINERY = ("torch", "onnxscript", "onnx_ir", "onnxruntime", "pytest_exportcheck", "sympy")
-
-
 def _places(error: BaseException) -> list[str]:
     """Where it was raised: the last frame in the model's or the user's code, and the raising one."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return []
-    own = [
-        frame
-        for frame in frames
-        if not any(f"{os.sep}{name}{os.sep}" in frame.filename for name in _MACHINERY)
-    ]
+    own = [frame for frame in frames if not is_machinery(frame.filename)]
     shown = [*own[-1:], frames[-1]] if own[-1:] != frames[-1:] else own[-1:]
-    return [
-        f"at {frame.filename}:{frame.lineno} in {frame.name}: {frame.line or ''}".rstrip(": ")
-        for frame in shown
-    ]
+    return [frame_line(frame) for frame in shown]

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-__all__ = ["DEVICES", "DTYPES", "Options", "add_options", "refuse_options_without_flag", "unknown_name"]
+__all__ = [
+    "DEVICES",
+    "DTYPES",
+    "Options",
+    "add_options",
+    "forgotten_flag",
+    "refuse_options_without_flag",
+    "unknown_name",
+]
 
 DEVICES = ("cpu", "cuda")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -210,11 +217,23 @@ def refuse_options_without_flag(config: pytest.Config) -> None:
         )
 
 
+def forgotten_flag(config: pytest.Config) -> str | None:
+    """What to say where a spec file is named on the command line and ``--exportcheck`` is not."""
+    files = [argument.split("::")[0] for argument in config.args]
+    named = [file for file in files if file.endswith((".yaml", ".yml"))]
+    if config.getoption("exportcheck") or not named:
+        return None
+    from .spec.discover import is_spec_file
+
+    spec = next((file for file in named if is_spec_file(Path(config.invocation_params.dir, file))), None)
+    return f"{spec} is a spec, and specs need a flag: pytest --exportcheck {spec}" if spec else None
+
+
 def unknown_name(kind: str, name: str, known: Sequence[str]) -> str:
     """The text for a name that nobody registered, with the valid ones and a near match."""
-    close = get_close_matches(name, known, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    return f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}"
+    from .spec.names import suggest
+
+    return f"unknown {kind} {name!r}{suggest(name, known)}; known: {', '.join(known)}"
 
 
 @dataclass(frozen=True)

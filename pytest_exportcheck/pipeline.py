@@ -51,11 +51,15 @@ from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
 from .patches.evidence import evidence
 from .patches.reach import reach_of
+from .plurals import counted
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
 from .runtimes.onnx_runtime import onnx_input_dims
 from .shapes_check import CheckedObservation, check_shapes, facts_of
+from .spec import ModelSpec
+from .spec.names import choices
 from .spec_run import OWN, SpecRun
+from .tracebacks import one_line, user_lines
 
 __all__ = ["OWN", "CheckedObservation", "SpecRun", "check_shapes", "facts_of", "run_case"]
 
@@ -106,7 +110,25 @@ def _load_exporter(name: str) -> Exporter:
     except LookupError as error:
         raise ExportError(str(error)) from None
     except Exception as error:
-        raise ExportError(f"exporter {name} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ExportError(
+            f"exporter {name} cannot be loaded: {one_line(error)}", details=user_lines(error)
+        ) from error
+
+
+def _refuse_unknown_options(spec: ModelSpec, exporter: Exporter) -> None:
+    """An option that the exporter has not is told before the model is loaded.
+
+    Raises
+    ------
+    ExportError
+        There is one.
+    """
+    names = getattr(exporter, "option_names", None)
+    known = names() if names is not None else None
+    for option in spec.exporter_options.get(exporter.name, {}):
+        if known is not None and option not in known:
+            place = spec.place("exporter_options", exporter.name, option)
+            raise ExportError(f"{place}: {exporter.name} has no option {option!r}{choices(option, known)}")
 
 
 def _observed_under(exporter: Exporter, case: CaseId, mode: PatchMode) -> str:
@@ -256,6 +278,7 @@ def _run_case(
     stages("load")
     mode = run.mode(case.patch_mode)
     exporter = _load_exporter(case.exporter)
+    _refuse_unknown_options(spec, exporter)
     load_own(spec)
     under = _observed_under(exporter, case, mode)
     observation = run.observe(case.device, case.dtype, under, stages)
@@ -433,4 +456,4 @@ def _fail_if_frozen(
     record["exported_shapes"] = dims_text(dims)
     record["specialised"] = frozen = frozen_in_program(dims, graph.shapes, watch.frozen())
     if frozen:
-        raise error(f"{len(frozen)} dynamic axes became constants", details=frozen)
+        raise error(f"{counted(len(frozen), 'dynamic axis', 'dynamic axes')} became constant", details=frozen)

@@ -73,6 +73,18 @@ def pytest_configure(config: pytest.Config) -> None:
     session_of(config)
 
 
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    # Without the flag pytest says of a spec that is named that it is not found; xdist says nothing.
+    if exitstatus in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+        from .options import forgotten_flag
+
+        hint = forgotten_flag(config)
+        if hint is not None:
+            terminalreporter.write_line(hint, red=True)
+
+
 class _LateStart:
     """Starts the session of an xdist controller for records of marked tests, in a run without the flag.
 

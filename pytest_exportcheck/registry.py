@@ -8,7 +8,6 @@ because importing `patches.registry` first imports the package `patches`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -90,8 +89,9 @@ class Registry:
         point = self._entry_points().get(name)
         if point is not None:
             return point.load()
-        close = get_close_matches(name, self.names(), n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        from .spec.names import suggest
+
+        hint = suggest(name, self.names())
         raise LookupError(f"unknown {self.kind} {name!r}{hint}; known: {', '.join(self.names()) or 'none'}")
 
     def _entry_points(self) -> dict[str, EntryPoint]:

@@ -12,6 +12,7 @@ import pytest
 
 from .collection import SpecFile
 from .errors import (
+    COMPARISON,
     TEST,
     ComparisonError,
     CrashError,
@@ -219,6 +220,8 @@ def _verdict(report: pytest.TestReport, running: RunningCase, error: BaseExcepti
         return "pass"
     if error is None:
         return "xpass"
+    if isinstance(error, ComparisonError):
+        return f"fail {COMPARISON}"
     if isinstance(error, CrashError):
         return f"crash {running.stage}"
     if isinstance(error, StageTimeoutError):

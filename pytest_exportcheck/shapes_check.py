@@ -19,6 +19,7 @@ from .errors import (
 )
 from .observe.infer import ConstantLeaf
 from .observe.observation import GraphObservation, Observation
+from .plurals import counted
 from .pytrees import register_flattening_functions
 
 __all__ = ["CheckedObservation", "check_shapes", "facts_of"]
@@ -165,7 +166,7 @@ def _explain(observation: CheckedObservation, golden: str) -> list[str]:
                     ]
                     kind = "dynamic" if not was.isdigit() else was
                     # A call that begins with an empty cache has no such leaf; where all do, nothing is said.
-                    seen = f" (sizes {sizes} in {len(sizes)} calls)" if sizes else ""
+                    seen = f" (sizes {sizes} in {counted(len(sizes), 'call')})" if sizes else ""
                     now = "dynamic" if not now.isdigit() else now
                     notes.append(f"{path}: axis {axis} was {kind}, is now {now}{seen}")
     return notes

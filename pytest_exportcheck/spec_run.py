@@ -29,7 +29,7 @@ from .exporters.conversions import Conversions
 from .exporters.leftovers import release_leftovers
 from .exporters.rnn import fresh_dispatch
 from .foreign_errors import refusal
-from .observe.observation import GraphObservation, last_lines, observe
+from .observe.observation import GraphObservation, observe
 from .outcomes import Outcomes
 from .patches.base import PatchMode
 from .patches.observed import Observed
@@ -37,6 +37,7 @@ from .patches.registry import load_patch_mode
 from .pytrees import register_flattening_functions
 from .shapes_check import CheckedObservation
 from .spec import ModelSpec, build_calls, build_model
+from .tracebacks import one_line, user_lines
 
 __all__ = ["OWN", "SpecRun"]
 
@@ -135,7 +136,7 @@ class SpecRun:
             except ExportCheckError as error:
                 self._models[key] = error
             except (Exception, SystemExit) as error:
-                self._models[key] = LoadError(f"{type(error).__name__}: {error}", details=last_lines(error))
+                self._models[key] = LoadError(one_line(error), details=user_lines(error))
         model: torch.nn.Module = _value(self._models[key])
         return model
 
@@ -153,9 +154,7 @@ class SpecRun:
             except ExportCheckError as error:
                 self._observations[key] = error
             except (Exception, SystemExit) as error:
-                self._observations[key] = ObserveError(
-                    f"{type(error).__name__}: {error}", details=last_lines(error)
-                )
+                self._observations[key] = ObserveError(one_line(error), details=user_lines(error))
         checked: CheckedObservation = _value(self._observations[key])
         return checked
 

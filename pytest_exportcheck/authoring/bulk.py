@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from ..plurals import counted
 from .new import Draft, draft
 
 __all__ = ["draft_all", "file_name", "model_types", "summary"]
@@ -106,7 +107,7 @@ def summary(drafts: Sequence[Draft]) -> list[str]:
     """Counts, and the reasons of those that were not observed, the most frequent first."""
     reasons = Counter(_kind(made.problems[0]) for made in drafts if not made.observed and made.problems)
     lines = [
-        f"{len(drafts)} model types",
+        f"{counted(len(drafts), 'model type')}",
         f"{sum(made.builds for made in drafts):5} give a model that builds",
         f"{sum(made.observed for made in drafts):5} are observed: their spec is written",
     ]
@@ -116,7 +117,7 @@ def summary(drafts: Sequence[Draft]) -> list[str]:
 def _kind(problem: str) -> str:
     """A problem without what is different in each model."""
     text = re.sub(r"^\w+: ", "", problem)
-    text = re.sub(r"^\S+\.yaml:\d+: ", "", text)
+    text = re.sub(r"^\S+\.yaml(:\d+)+: ", "", text)
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d,.]*\b|\[[^]]*\]", "_", text)
     return text[:110]
 

@@ -17,7 +17,7 @@ from .calls import Call, Unknown, candidates
 from .fit import fitted, model_classes
 from .write import spec_text
 
-__all__ = ["Draft", "draft"]
+__all__ = ["Draft", "draft", "reference"]
 
 _PADDED = "Not compared: what the cache holds at padded positions, where no value is right."
 _GRAPHS = re.compile(r"observe: (\{graphs: .*\})")
@@ -45,7 +45,11 @@ class Draft:
 
 
 def draft(
-    source: str, path: Path, auto_classes: Sequence[str] = (), base: Mapping[str, Any] | None = None
+    source: str,
+    path: Path,
+    auto_classes: Sequence[str] = (),
+    base: Mapping[str, Any] | None = None,
+    moved: bool = True,
 ) -> Draft:
     """A first spec of `source`, to be written to `path`.
 
@@ -57,25 +61,27 @@ def draft(
         Classes to try instead of those that transformers has for the type.
     base:
         The configuration to make small, where it is not the default of the type.
+    moved:
+        The spec and the file of a factory may be moved together: it is named relative to the spec.
     """
     made = Draft(source)
-    for model, auto_class in _models(source, path, auto_classes, base, made):
+    for model, auto_class in _models(source, path if moved else None, auto_classes, base, made):
         if _observed(model, auto_class, path, made):
             break
     return made
 
 
 def _models(
-    source: str, path: Path, auto_classes: Sequence[str], base: Mapping[str, Any] | None, made: Draft
+    source: str, path: Path | None, auto_classes: Sequence[str], base: Mapping[str, Any] | None, made: Draft
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """(the mapping ``model`` of a spec, class that builds it), the best first."""
     if ":" in source:
-        yield {"factory": _reference(source, path)}, ""
+        yield {"factory": reference(source, path)}, ""
         return
     if Path(source).is_dir():
         folder = Path(source).resolve()
         try:
-            shown = folder.relative_to(path.resolve().parent).as_posix()
+            shown = folder.relative_to(path.resolve().parent if path else "").as_posix()
         except ValueError:
             shown = folder.as_posix()
         for auto_class in auto_classes or ("AutoModelForCausalLM", "AutoModel"):
@@ -97,11 +103,13 @@ def _models(
         )
 
 
-def _reference(source: str, path: Path) -> str:
-    """A factory of a file is named relative to the spec."""
+def reference(source: str, path: Path | None) -> str:
+    """A callable of a file is named relative to the spec `path`; without one by its absolute path."""
     file, _, name = source.rpartition(":")
     if not file.endswith(".py"):
         return source
+    if path is None:
+        return f"{Path(file).resolve().as_posix()}:{name}"
     return f"{Path(os.path.relpath(file, path.parent)).as_posix()}:{name}"
 
 
@@ -109,7 +117,7 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
     from ..pipeline import SpecRun
     from ..spec import build_model, parse_spec
 
-    label = auto_class or str(model.get("factory"))
+    label = auto_class or made.name
     # A call that is never made: the model is built before anything is known of its arguments.
     text = spec_text(model, [Call("forward", {})])
     try:

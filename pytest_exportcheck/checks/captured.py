@@ -10,6 +10,7 @@ import torch
 from ..errors import ComparisonError, ExportError, ObserveError
 from ..exporters.base import split_constants
 from ..observe.observation import GraphObservation
+from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
 from ..spec import ModelSpec
 from .compare import LeafComparison, Tolerances, table
@@ -114,7 +115,7 @@ class CapturedProgram:
         if self._refuses:
             return [
                 f"the captured program agrees with eager on {len(self._agrees)} of "
-                f"{len(self._graph.calls)} calls and refuses: {self._refuses[0]}"
+                f"{counted(len(self._graph.calls), 'call')} and refuses: {self._refuses[0]}"
             ]
         return []
 

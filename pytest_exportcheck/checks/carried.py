@@ -16,11 +16,12 @@ from dataclasses import replace
 import torch
 
 from ..errors import ObserveError
-from ..observe.observation import GraphObservation, last_lines
+from ..observe.observation import GraphObservation
 from ..observe.records import ObserverWarning, RecordedCall
 from ..observe.targets import Target
 from ..pytrees import flatten_with_paths
 from ..spec.seeding import seeded
+from ..tracebacks import user_lines
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .held import StateWatch
 from .state import tensors_of
@@ -105,7 +106,7 @@ def _depends(
     left = [*changes[:_MOST], *([f"... and {len(changes) - _MOST} more"] if len(changes) > _MOST else [])]
     if isinstance(found, Exception):
         said = f"refuses it ({type(found).__name__}: {_first_line(found)})"
-        details = last_lines(found)
+        details = user_lines(found)
     else:
         worst = max((result for result in found if not result.ok), key=lambda result: result.max_abs)
         said = f"answers it otherwise (`{worst.path}`: {worst.reason or f'max abs {worst.max_abs:.1e}'})"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..plurals import counted
 from ..pytrees.paths import same_constant
 from .leaf import (
     LeafComparison,
@@ -161,7 +162,7 @@ def _compare_exact(
 
 
 def _ignored_note(count: int) -> str:
-    return f"{count} differing elements outside `where` ignored" if count else ""
+    return f"{counted(count, 'differing element')} outside `where` ignored" if count else ""
 
 
 def _compare_floats(
@@ -303,6 +304,6 @@ def table(results: Sequence[LeafComparison]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     ]
     if len(shown) < len(results):
-        lines.append(f"... and {len(results) - len(shown)} more outputs")
+        lines.append(f"... and {counted(len(results) - len(shown), 'more output')}")
     lines.extend(f"{r.path}: {r.note}" for r in shown if r.note)
     return lines

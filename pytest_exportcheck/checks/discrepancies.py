@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..exporters.base import Exported
+from ..plurals import counted
 from ..pytrees import flatten_with_paths
 from ..pytrees.caches import CacheKey
 from ..pytrees.string_type import string_type
@@ -230,7 +231,7 @@ def _unreadable(value: Any) -> str:
 
 def _verdict(expected: list[Any], got: list[Any], atol: float, rtol: float) -> dict[str, Any]:
     if len(expected) != len(got):
-        return {"SUCCESS": False, "error": f"{len(got)} outputs instead of {len(expected)}"}
+        return {"SUCCESS": False, "error": f"{counted(len(got), 'output')} instead of {len(expected)}"}
     close = True
     for number, (a, b) in enumerate(zip(expected, got, strict=True)):
         if _unreadable(a):

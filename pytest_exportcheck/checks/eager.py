@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from ..errors import ObserveError
-from ..observe.observation import GraphObservation, last_lines
+from ..observe.observation import GraphObservation
 from ..observe.records import ObserverWarning, RecordedCall
+from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
+from ..tracebacks import one_line, user_lines
 from .compare import Tolerances, compare_leaves, table
 from .state import (
     differences,
@@ -88,8 +90,8 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
         except Exception as error:
             found = _explain(graph, call)
             raise ObserveError(
-                f"eager replays {what} with {type(error).__name__}: {error}" + _first(found),
-                details=[*found[1:], *last_lines(error)],
+                f"eager replays {what} with {one_line(error)}" + _first(found),
+                details=[*found[1:], *user_lines(error)],
             ) from error
         after = replaced_or_written(module)
         # After each call: the last one may leave things as the first one found them.
@@ -182,7 +184,7 @@ def _notes_on_inputs(graph: GraphObservation, lost: Mapping[str, str]) -> list[s
             "what replaces them: no exported program does that (return them if their new values matter)"
         )
     if len(written) > _MOST:
-        notes.append(f"... and {len(written) - _MOST} more inputs are written to in place")
+        notes.append(f"... and in place is written to {counted(len(written) - _MOST, 'more input')}")
     return notes
 
 
@@ -234,11 +236,13 @@ def _notes_on_state(
             for sentence in list(found.values())[:_MOST]
         ]
         if len(found) > _MOST:
-            notes.append(f"... and {len(found) - _MOST} more parameters and buffers change during a call")
+            more = counted(len(found) - _MOST, "more parameter or buffer", "more parameters and buffers")
+            notes.append(f"... during a call there also changes what is in {more}")
     training = training_modules(module)
     if training:
+        are = "is" if len(training) == 1 else "are"
         notes.append(
-            f"{len(training)} modules are in train mode though eval() was called on the model "
+            f"{counted(len(training), 'module')} {are} in train mode though eval() was called on the model "
             f"({_listed([name or 'the model' for name in training])}): the program is the one of train mode"
         )
     drawn = [name for name, state in _generators(_device(module)).items() if state != generators.get(name)]

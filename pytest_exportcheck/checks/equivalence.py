@@ -13,13 +13,15 @@ import torch
 
 from ..errors import ExportCheckError, ObserveError, PatchError
 from ..observe import InputObserver
-from ..observe.observation import GraphObservation, Observation, last_lines
+from ..observe.observation import GraphObservation, Observation
 from ..observe.targets import find_module
 from ..patches.base import PatchMode
 from ..patches.engine import Activity
 from ..patches.modes import PatchList
+from ..plurals import counted
 from ..pytrees import flatten_with_paths
 from ..spec import build_calls
+from ..tracebacks import one_line, user_lines
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .numbers import _inputs_by_path
 from .padding import rules_of_call
@@ -146,7 +148,7 @@ def _spec_calls(observation: Observation, graph: GraphObservation) -> list[Leave
     if missing:
         raise PatchError(
             f"call {missing[0]} is made under the patch mode and not without it "
-            f"({len(made)} calls instead of {len(graph.calls)} or more)"
+            f"({counted(len(made), 'call')} instead of {len(graph.calls)} or more)"
         )
     return [made[call.index].output_leaves() for call in graph.calls]
 
@@ -204,12 +206,15 @@ def _under(
     except (Exception, SystemExit) as error:
         if isinstance(error, ExportCheckError):
             return ((None, error.message), error.details), activity
-        return ((None, f"eager raises {type(error).__name__}: {error}"), last_lines(error)), activity
+        return ((None, f"eager raises {one_line(error)}"), user_lines(error)), activity
     for position, (before, after) in enumerate(zip(expected, got, strict=True)):
         results = judge(position, before, after)
         bad = [result for result in results if not result.ok]
         if bad:
-            return ((position, f"{len(bad)} of {len(results)} outputs differ"), table(results)), activity
+            return (
+                (position, f"{len(bad)} of {counted(len(results), 'output')} differ"),
+                table(results),
+            ), activity
     return None, activity
 
 

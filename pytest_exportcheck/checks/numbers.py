@@ -11,11 +11,13 @@ import torch
 
 from ..errors import CompareError, ExportCheckError, ObserveError, RunError
 from ..exporters.base import split_constants
-from ..observe.observation import GraphObservation, last_lines
+from ..observe.observation import GraphObservation
+from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
 from ..runtimes.base import Session, WritesInputs
 from ..spec import ModelSpec
 from ..spec.names import choices
+from ..tracebacks import one_line, user_lines
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .padding import expand_mask, rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
@@ -142,7 +144,7 @@ def _summary(results: Sequence[LeafComparison], tolerances: Tolerances) -> str:
     if len(bounds) == 1:
         atol, rtol = next(iter(bounds))
         tolerance = f" outside atol={atol:.1e} rtol={rtol:.1e}"
-    return f"{len(bad)} of {len(results)} outputs{tolerance}"
+    return f"{len(bad)} of {counted(len(results), 'output')}{tolerance}"
 
 
 def _merge(worst: dict[str, dict[str, Any]], results: Sequence[LeafComparison]) -> None:
@@ -176,7 +178,7 @@ def blame_stand_ins(graph: GraphObservation, tolerances: Tolerances) -> None:
             again = flatten_with_paths(graph.eager(graph.shapes.complete(call)))
         except Exception as error:
             raise ObserveError(
-                f"{what}fails: {type(error).__name__}: {error}; {advice}", details=last_lines(error)
+                f"{what}fails: {one_line(error)}; {advice}", details=user_lines(error)
             ) from error
         results = compare_leaves(call.output_leaves(), again, tolerances)
         if not all(result.ok for result in results):

@@ -17,7 +17,8 @@ import torch
 from ..errors import ComparisonError
 from ..registry import load_comparison
 from ..spec import ModelSpec
-from ..spec.imports import UserCodeError, call_user, failure_lines
+from ..spec.imports import UserCodeError, call_user
+from ..tracebacks import one_line, user_lines
 
 __all__ = ["JUDGED", "Comparison", "Own", "load_own", "own_comparisons"]
 
@@ -99,8 +100,8 @@ class Own:
             # A skip of pytest's, which is no `Exception`, must not end the case as one.
             if type(error).__name__ not in ("Skipped", "XFailed", "Exit"):
                 raise
-            said = f"it raised {type(error).__name__}: {error}"
-            raise self._broken(f"{called}: {said}", failure_lines(error)) from error
+            said = f"it raised {one_line(error)}"
+            raise self._broken(f"{called}: {said}", user_lines(error)) from error
         if not isinstance(said, list | tuple) or not all(isinstance(each, str) for each in said):
             kinds = sorted({type(each).__name__ for each in said} if isinstance(said, list | tuple) else ())
             kind = type(said).__name__ + (f" of {', '.join(kinds)}" if kinds else "")
@@ -158,8 +159,8 @@ def _own(spec: ModelSpec, pattern: str, name: str, stage: str) -> Own:
     except LookupError as error:
         raise broken(f"cannot be loaded: {error}") from None
     except (Exception, SystemExit) as error:
-        said = f"{type(error).__name__}: {error}"
-        raise broken(f"cannot be loaded: {said}", failure_lines(error)) from error
+        said = one_line(error)
+        raise broken(f"cannot be loaded: {said}", user_lines(error)) from error
     if not callable(function):
         raise broken(f"is a {type(function).__name__}, no function of (expected, got, tolerance)")
     judges = getattr(function, "judges", ())

@@ -120,7 +120,7 @@ CAUSES: tuple[Cause, ...] = (
         "look for int(), a comparison with a constant or a buffer made for one size (--diagnose names the "
         "line); or make the axis static if it really is",
         pattern=r"(?:marked .{0,80} as dynamic but your code specialized it|Constraints violated|"
-        r"specialized it to be a constant|dynamic axes became constants)",
+        r"specialized it to be a constant|dynamic ax[ei]s became constant)",
     ),
     Cause(
         "guard on sizes",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,15 +18,13 @@ from ..exporters.broken_guards import BrokenGuard
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
 from ..patches.base import PatchMode
 from ..pytrees.string_type import string_type
+from ..tracebacks import frame_line, is_machinery
 from .piece_text import short_dims
 from .pieces import ModelDiagnoseOutput, failed_export
 from .status import StatusExport, StatusExportCode
 from .subject import Clock
 
 __all__ = ["CaptureForOnnx", "Culprit", "CulpritSearch", "culprits_of_guards", "find_culprits", "line_of"]
-
-#: Packages whose frames are machinery; transformers is not among them: its code is the model.
-_MACHINERY = ("torch", "onnxscript", "onnx_ir", "onnxruntime", "onnx", "sympy", "pytest_exportcheck")
 
 _FILE = re.compile(r'File "([^"]+)", line (\d+)(?:, in \S+)?\n\s*([^\n]*)')
 
@@ -179,21 +176,16 @@ def line_of(error: BaseException | None) -> str:
     found = ""
     while current is not None and id(current) not in known:
         known.add(id(current))
-        frames = [f for f in traceback.extract_tb(current.__traceback__) if not _is_machinery(f.filename)]
+        frames = [f for f in traceback.extract_tb(current.__traceback__) if not is_machinery(f.filename)]
         if frames:
-            last = frames[-1]
-            found = f"{last.filename}:{last.lineno} in {last.name}" + (f": {last.line}" if last.line else "")
+            found = frame_line(frames[-1]).removeprefix("at ")
         current = current.__cause__ or current.__context__
     if not found and error is not None:
-        quoted = [match for match in _FILE.findall(str(error)) if not _is_machinery(match[0])]
+        quoted = [match for match in _FILE.findall(str(error)) if not is_machinery(match[0])]
         if quoted:
             file, line, code = quoted[-1]
             found = f"{file}:{line}" + (f": {code.strip()}" if code.strip() else "")
     return found
-
-
-def _is_machinery(filename: str) -> bool:
-    return filename.startswith("<") or any(f"{os.sep}{name}{os.sep}" in filename for name in _MACHINERY)
 
 
 def find_culprits(

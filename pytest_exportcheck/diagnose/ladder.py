@@ -16,6 +16,7 @@ from ..exporters.base import Exported, ExportRequest
 from ..exporters.broken_guards import broken_guards
 from ..exporters.guards import CaptureWatch
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
+from ..plurals import counted
 from ..pytrees import flatten_with_paths
 from ..runtimes.base import open_session
 from ..runtimes.onnx_runtime import is_onnx, onnx_input_dims
@@ -305,7 +306,7 @@ class _Climb:
         frozen = frozen_in_program(onnx_dims(declared, final.input_names), self.subject.shapes, {})
         if not frozen:
             return False
-        what = f"{len(frozen)} dynamic axes became constants: {frozen[0]}"
+        what = f"{counted(len(frozen), 'dynamic axis', 'dynamic axes')} became constant: {frozen[0]}"
         self.ladder.rungs.append(Rung("input axes", "fails", note=what))
         self._name("export", f"{exporter.name}: {what}")
         return True

@@ -17,6 +17,7 @@ import torch
 
 from ..checks.compare import LeafComparison, Tolerances, compare_leaf
 from ..exporters.base import Exported
+from ..plurals import counted
 from .onnx_models import fx_node_of, inner_values, optimized_by_onnxruntime, proto_of, run_nodes
 from .programs import Interpretation, module_path, source_line
 from .subject import Clock, Sample, first_line
@@ -113,16 +114,16 @@ class NodeSearch:
 
     def lines(self) -> list[str]:
         """The node, and how the error grows along the graph."""
-        counted = f"{self.compared} of {self.nodes} values compared"
+        compared = f"{self.compared} of {counted(self.nodes, 'value')} compared"
         if self.first is None:
             rest = f" ({self.note})" if self.note else ""
-            return [f"first node: none is outside the tolerance, {counted}{rest}"]
+            return [f"first node: none is outside the tolerance, {compared}{rest}"]
         found = [f"first node ({self.kind}): {self.first.text()}"]
         if self.kind == "drift":
             found.append("  no node is wrong on its own: rounding errors add up along the graph")
         elif self.kernel is not None or self.kernel_note:
             found.append(f"  {self.kernel_note}")
-        found.append(f"  {counted}; error relative to the size of each value along the graph:")
+        found.append(f"  {compared}; error relative to the size of each value along the graph:")
         for entry in self._shown():
             own = f", own {entry.own_error:.1e}" if entry.own_error is not None else ""
             mark = " <- first" if entry is self.first else ""

@@ -51,7 +51,7 @@ def flat_outputs(value):
 _COMPARE = '''
 def assert_same(label, expected, got):
     """AssertionError where the program differs from eager."""
-    assert len(expected) == len(got), f"{label}: {len(got)} outputs instead of {len(expected)}"
+    assert len(expected) == len(got), f"{label}: the number of outputs is {len(got)} and not {len(expected)}"
     for number, (a, b) in enumerate(zip(expected, got)):
         where = f"{label}: output {number} differs from eager"
         forms = [(x.dtype, tuple(x.shape)) for x in (a, b)]

@@ -117,7 +117,7 @@ class Exporter(Protocol):
 
     Optional attributes: ``target`` (default ``"torch"``) tells a patch mode what the program is for;
     ``observed_under`` names the patch mode under which calls are recorded for an exporter with patches of its
-    own.
+    own; ``option_names()`` returns the names that ``exporter_options`` may have for it (without it, any).
     """
 
     name: str
@@ -125,6 +125,11 @@ class Exporter(Protocol):
     def export(self, request: ExportRequest) -> Exported:
         """Export; any exception is a failure at the stage ``export``."""
         ...
+
+
+def keywords_of(function: Callable[..., Any], *ours: str) -> list[str]:
+    """The keywords of `function` that an option may set: all but `ours`."""
+    return [name for name in inspect.signature(function).parameters if name not in ours]
 
 
 def target_of(exporter: Exporter) -> str:

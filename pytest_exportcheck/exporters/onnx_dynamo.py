@@ -10,7 +10,8 @@ import torch
 from torch.export.graph_signature import ConstantArgument, OutputKind
 
 from ..errors import ConvertError, ExportError
-from .base import Exported, ExportRequest
+from ..plurals import counted
+from .base import Exported, ExportRequest, keywords_of
 from .rnn import onnx_loops
 from .tables import shared_tables
 
@@ -75,7 +76,8 @@ def graph_outputs(
     ]
     if len(outputs) != len(paths):
         raise ExportError(
-            f"the captured program has {len(outputs)} outputs, the model has {len(paths)}: {', '.join(paths)}"
+            f"the captured program has {counted(len(outputs), 'output')}, "
+            f"the model has {len(paths)}: {', '.join(paths)}"
         )
     tensors: list[str] = []
     constants: dict[str, Any] = {}
@@ -153,6 +155,10 @@ class OnnxDynamo:
 
     name = "onnx-dynamo"
     target = "onnx"
+
+    def option_names(self) -> list[str]:
+        """What ``exporter_options`` may name."""
+        return keywords_of(torch.onnx.export, "model", "args", "f", "kwargs", "verbose", "dynamic_shapes")
 
     def export(self, request: ExportRequest) -> Exported:
         """Capture, then convert; the ONNX graph keeps the names of the dynamic axes."""

@@ -14,7 +14,7 @@ from torch.utils import _pytree
 from ..errors import ExportError
 from ..observe import TensorLeaf, symbol_label
 from ..pytrees import flatten_with_paths
-from .base import Exported, ExportRequest
+from .base import Exported, ExportRequest, keywords_of
 from .guards import place_in_model
 
 __all__ = ["OnnxTorchScript"]
@@ -78,6 +78,11 @@ class OnnxTorchScript:
 
     name = "onnx-torchscript"
     target = "torchscript"
+
+    def option_names(self) -> list[str]:
+        """What ``exporter_options`` may name."""
+        names = ("input_names", "output_names", "dynamic_axes")
+        return keywords_of(torch.onnx.export, "model", "args", "f", "dynamo", *names)
 
     def export(self, request: ExportRequest) -> Exported:
         """Trace a flat wrapper; inputs and outputs are named after their paths."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -128,6 +129,24 @@ def _is_known(registry: Any) -> bool:
 
 
 @contextlib.contextmanager
+def _without_torchvision_lines() -> Iterator[None]:
+    """Without the eight lines of every table that some operators of torchvision are left out of it.
+
+    pytest would show them below each failure. An operator that a model needs fails by its own name.
+    """
+    from torch.onnx._internal.exporter import _registration
+
+    def other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("torchvision is not installed. Skipping")
+
+    _registration.logger.addFilter(other)
+    try:
+        yield
+    finally:
+        _registration.logger.removeFilter(other)
+
+
+@contextlib.contextmanager
 def shared_tables(share: bool = True) -> Iterator[None]:
     """ONNX exports inside the block share the table of ONNX functions with all earlier ones of the process.
 
@@ -137,11 +156,12 @@ def shared_tables(share: bool = True) -> Iterator[None]:
     Parameters
     ----------
     share:
-        ``False``: do nothing.
+        ``False``: each has a table of its own.
     """
     global _depth
     if not share:
-        yield
+        with _without_torchvision_lines():
+            yield
         return
     from torch.onnx._internal.exporter import _registration
 
@@ -153,7 +173,8 @@ def shared_tables(share: bool = True) -> Iterator[None]:
         if install:
             registry.from_torchlib = classmethod(_shared(registry.from_torchlib))  # type: ignore[assignment, method-assign]
     try:
-        yield
+        with _without_torchvision_lines():
+            yield
     finally:
         with _lock:
             _depth -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .base import Exported, ExportRequest
+from .base import Exported, ExportRequest, keywords_of
 
 __all__ = ["TorchExport", "TorchExportStrict"]
 
@@ -17,6 +17,10 @@ class TorchExport:
 
     name = "torch-export"
     strict = False
+
+    def option_names(self) -> list[str]:
+        """What ``exporter_options`` may name."""
+        return keywords_of(torch.export.export, "mod", "args", "kwargs", "dynamic_shapes", "strict")
 
     def export(self, request: ExportRequest) -> Exported:
         """Capture the model; the program takes keyword arguments."""

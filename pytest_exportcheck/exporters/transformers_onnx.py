@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from ..pytrees.registration import without_our_flattening
-from .base import Exported, ExportRequest
+from .base import Exported, ExportRequest, keywords_of
 from .tables import shared_tables
 
 __all__ = ["TransformersOnnx"]
@@ -78,6 +78,12 @@ class TransformersOnnx:
     name = "transformers-onnx"
     #: It traces sliding-window layers as full caches (the "hf" patches): calls must be recorded the same way.
     observed_under = "hf"
+
+    def option_names(self) -> list[str]:
+        """What ``exporter_options`` may name."""
+        from transformers.exporters import OnnxConfig
+
+        return keywords_of(OnnxConfig, "export_format", "dynamic_shapes")
 
     def export(self, request: ExportRequest) -> Exported:
         """Export with the inferred shapes; graph names are transformers' own paths."""

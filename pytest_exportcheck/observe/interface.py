@@ -17,6 +17,7 @@ from torch.utils import _pytree
 
 from ..errors import ObserveError
 from ..keypaths import root_of
+from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
 from ..pytrees.cloning import Unkept, blank
@@ -243,7 +244,7 @@ class Interface:
         if isinstance(given, tuple):
             names = self.signature.positions(len(given))
             if len(names) < len(given):
-                raise ValueError(f"{len(given)} inputs for {len(names)} arguments")
+                raise ValueError(f"{counted(len(given), 'input')} for {counted(len(names), 'argument')}")
             return dict(zip(names, given, strict=False))
         raise ValueError(f"Unexpected type {type(given)}: an index, a tuple or a dict of inputs is expected")
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from ..plurals import counted
+
 __all__ = ["needs_backed_size_oblivious"]
 
 
@@ -35,7 +37,8 @@ def needs_backed_size_oblivious(
         dims = shape.items() if isinstance(shape, Mapping) else enumerate(shape)
         for axis, dim in dims:
             if not isinstance(axis, int) or not -tensor.dim() <= axis < tensor.dim():
-                raise RuntimeError(f"dynamic_shapes has axis {axis!r} for a tensor of {tensor.dim()} axes")
+                axes = counted(tensor.dim(), "axis", "axes")
+                raise RuntimeError(f"dynamic_shapes has axis {axis!r} for a tensor of {axes}")
             # To the end: what does not fit is to be said, wherever it is.
             found |= _is_dynamic(dim) and tensor.shape[axis] in (0, 1)
     return found
@@ -78,7 +81,8 @@ def _inputs(
                 yield from _pairs(kwargs[key], inner, str(key))
         elif shape:
             raise RuntimeError(
-                f"dynamic_shapes has {len(shapes)} entries, more than the {len(named)} inputs: no {name!r}"
+                f"dynamic_shapes has {counted(len(shapes), 'entry', 'entries')}, more than "
+                f"the {counted(len(named), 'input')}: no {name!r}"
             )
 
 
@@ -116,7 +120,8 @@ def _pairs(value: Any, shape: Any, path: str) -> Iterator[tuple[torch.Tensor, An
 
 def _children(values: Sequence[Any], shapes: Sequence[Any], path: str) -> Iterator[tuple[torch.Tensor, Any]]:
     if len(shapes) > len(values):
-        raise RuntimeError(f"dynamic_shapes has {len(shapes)} entries, more than the {len(values)} of {path}")
+        entries = counted(len(shapes), "entry", "entries")
+        raise RuntimeError(f"dynamic_shapes has {entries}, more than the {len(values)} of {path}")
     for place, (value, shape) in enumerate(zip(values, shapes, strict=False)):
         yield from _pairs(value, shape, f"{path}.{place}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +13,10 @@ import torch
 
 from ..dims import DimExpr, parse_dim
 from ..errors import ExportCheckError, ObserveError
+from ..plurals import counted
 from ..spec import CallPlan, ModelSpec, ObservedTarget, TensorSpec, resolve_tensor
 from ..spec.names import choices, suggest
+from ..tracebacks import one_line, user_lines
 from .groups import CallGroup, groups_as_yaml, propose_groups, serve
 from .infer import GraphShapes
 from .observer import InputObserver, ObserverWarning, RecordedCall, is_pretrained
@@ -25,7 +26,7 @@ from .resize import ExportExample, choose_example
 from .signature import CallSignature
 from .targets import Target, find_module, target_text
 
-__all__ = ["GraphObservation", "Observation", "last_lines", "observe"]
+__all__ = ["GraphObservation", "Observation", "observe"]
 
 
 @dataclass
@@ -114,12 +115,6 @@ class Observation:
         self.failures[name] = error
 
 
-def last_lines(error: BaseException, count: int = 12) -> list[str]:
-    """The error and the end of its traceback, for the details of a failure."""
-    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip().splitlines()
-    return lines[-count:]
-
-
 @contextlib.contextmanager
 def _stage_observe(what: str) -> Iterator[None]:
     try:
@@ -127,7 +122,7 @@ def _stage_observe(what: str) -> Iterator[None]:
     except ExportCheckError:
         raise
     except (Exception, SystemExit) as error:
-        raise ObserveError(f"{what}: {type(error).__name__}: {error}", details=last_lines(error)) from error
+        raise ObserveError(f"{what}: {one_line(error)}", details=user_lines(error)) from error
 
 
 def observe(
@@ -169,7 +164,7 @@ def observe(
         previous: Any = None
         # Without a target there is nothing to see.
         for plan in plans if modules else ():
-            with _stage_observe(f"{spec.relative}:{plan.line}: the {plan.kind} call {plan.index} raised"):
+            with _stage_observe(f"{plan.place}: the {plan.kind} call {plan.index} raised"):
                 previous = plan.run(model, previous)
         with warnings.catch_warnings():
             # What they warn of on leaving is an error of one target here.
@@ -254,7 +249,8 @@ class _Recorded:
     def text(self) -> str:
         """``4 calls were recorded (0 to 3)``."""
         what = "recorded" if self.made == len(self.calls) else "made"
-        return f"{self.made} calls were {what} (0 to {self.made - 1})"
+        made = f"{counted(self.made, 'call')} {'was' if self.made == 1 else 'were'}"
+        return f"{made} {what} (0 to {self.made - 1})"
 
 
 def _recorded(
@@ -264,7 +260,7 @@ def _recorded(
     info = observer.info
     if info.lost:
         raise ObserveError(
-            f"{info.lost} of {info.seen} calls of {text} could not be recorded, see the warnings"
+            f"{info.lost} of {counted(info.seen, 'call')} of {text} could not be recorded, see the warnings"
         )
     if observer.is_empty():
         place = "" if spec.observe.target is None else f"{spec.place(*observed.named)}: "
@@ -545,7 +541,7 @@ def _stand_ins(
             try:
                 cache[key] = resolve_tensor(tensor, known, f"value_if_missing.{name}", device, dtype)
             except Exception as error:
-                raise _WrongStandIn(f"{place}: {type(error).__name__}: {error}") from error
+                raise _WrongStandIn(f"{place}: {one_line(error)}") from error
         return cache[key]
 
     return value

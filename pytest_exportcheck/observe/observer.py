@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..plurals import counted
 from ..pytrees import clone_tree, register_flattening_functions
 from .attach import attached, has_forward_hooks
 from .candidate import InputCandidate
@@ -323,7 +324,9 @@ class InputObserver:
                     )
             elif isinstance(given, int) and not isinstance(given, bool):
                 if not -len(interface.calls) <= given < len(interface.calls):
-                    raise IndexError(f"there is no call {given}: {len(interface.calls)} calls were recorded")
+                    raise IndexError(
+                        f"there is no call {given}, of {counted(len(interface.calls), 'recorded call')}"
+                    )
                 call = interface.calls[given]
                 arguments = interface.complete(call.arguments, call)
             else:

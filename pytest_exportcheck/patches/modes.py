@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
 from ..errors import PatchError
+from ..spec.names import suggest
 from .engine import Activity, applied
 from .none import NoPatches
 from .observed import Observed
@@ -64,9 +64,9 @@ class PatchList(NoPatches):
             return list(found.values())
         unknown = sorted(self.only - set(found))
         if unknown and model is None:
-            close = get_close_matches(unknown[0], found, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise PatchError(f"patch mode {self.name} has no patch {unknown[0]!r}{hint}")
+            raise PatchError(
+                f"patch mode {self.name} has no patch {unknown[0]!r}{suggest(unknown[0], found)}"
+            )
         return [patch for name, patch in found.items() if name in self.only]
 
     def subset(self, names: Iterable[str], name: str | None = None) -> PatchList:

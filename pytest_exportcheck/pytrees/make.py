@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree
 from torch.utils._pytree import MappingKey
 
+from ..plurals import counted
 from . import caches
 from .cloning import clone_cache, clone_leaf
 from .paths import is_constant
@@ -50,7 +51,8 @@ def _pairs(tensors: Sequence[Any]) -> list[Pair]:
     if tensors and isinstance(tensors[0], torch.Tensor):
         if len(tensors) % 2:
             raise ValueError(
-                f"a flat list holds a key and a value per layer: {len(tensors)} tensors are no pairs"
+                f"a flat list holds a key and a value per layer: "
+                f"{counted(len(tensors), 'tensor')} cannot be paired"
             )
         return [(tensors[i], tensors[i + 1]) for i in range(0, len(tensors), 2)]
     return [(key, value) for key, value in tensors]

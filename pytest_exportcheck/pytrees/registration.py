@@ -18,6 +18,7 @@ from typing import Any
 from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree
 
+from ..plurals import counted
 from . import caches
 from .layouts import Registration, describe_layout
 
@@ -99,7 +100,8 @@ def register_class_flattening(
         if len(leaves) != len(again):
             unregister_class_flattening(cls)
             raise ValueError(
-                f"flattening {cls.__name__} does not round trip: {len(leaves)} leaves become {len(again)}"
+                f"flattening {cls.__name__} does not round trip: "
+                f"{counted(len(leaves), 'leaf', 'leaves')} became {len(again)}"
             )
     return True
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..plurals import counted
+
 __all__ = ["KINDS", "PatchWorth", "ablation_lines", "as_markdown", "worth_of"]
 
 Record = Mapping[str, Any]
@@ -108,9 +110,9 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
         never = {name for one in done for name in one["never_called"]} - called
         unneeded = [worth.name for worth in worths if worth.mode == mode and worth.unneeded]
         yield (
-            f"patch mode {mode}: {_count(len(done), 'case')}, {len(called)} of "
-            f"{_count(len(called | never), 'patch', 'es')} called, {len(unneeded)} of these needed by no case"
-            + (f": {', '.join(unneeded)}" if unneeded else "")
+            f"patch mode {mode}: {counted(len(done), 'case')}, {len(called)} of "
+            f"{counted(len(called | never), 'patch', 'patches')} called, "
+            f"{len(unneeded)} of these needed by no case" + (f": {', '.join(unneeded)}" if unneeded else "")
         )
     for record in records:
         why = (record.get("ablation") or {}).get("not_done")
@@ -119,7 +121,3 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
                 str(record[key]) for key in ("exporter", "patch_mode", "graph") if record.get(key)
             )
             yield f"not ablated: {record['spec']}[{cell}]: {why}"
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}" + ("" if number == 1 else plural)

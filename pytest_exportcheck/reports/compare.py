@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import STAGES, TEST
+from ..errors import COMPARISON, STAGES, TEST
+from ..plurals import counted
 from .read import CaseKey, Report, case_key, case_name
 
 __all__ = ["ERROR_BAND", "NODES_BAND", "SIZE_BAND", "TIME_BAND", "Change", "Comparison", "compare"]
@@ -54,7 +55,7 @@ class Change:
         ``verdict``, ``shapes``, ``outputs``, ``error``, ``nodes``, ``size`` or ``time``.
     effect:
         ``worse``, ``better`` or ``other``. Only what a user would call a regression is worse: a verdict, a
-        case that passed and is gone, an error that grew. More nodes or seconds are ``other``.
+        case that ran and is gone, an error that grew. More nodes or seconds are ``other``.
     text:
         From what to what.
     before, after:
@@ -131,7 +132,7 @@ def compare(before: Report, after: Report, left_out: str | None = None) -> Compa
         unchanged += not found
     for key in old.keys() - new.keys() if left_out is None else ():
         verdict = old[key]["verdict"]
-        if _reached(old[key]) == _END:
+        if verdict != "skip":  # nobody looked at that one before either
             text = f"{verdict} -> not in {after.name}: nobody checks it any more"
             changes.append(Change(case_name(key), "verdict", "worse", text, verdict))
     changes.sort(key=lambda change: change.case)
@@ -163,6 +164,9 @@ def _reached(record: Mapping[str, Any]) -> int | None:
         return None
     if kind in ("pass", "xpass"):
         return _END
+    if stage == COMPARISON:
+        # It says nothing of the program, which got as far as the stage that asked for it.
+        stage = str(record.get("stage"))
     return _RANKS.index(stage) if stage in _RANKS else 0
 
 
@@ -213,7 +217,9 @@ def _shapes(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
         renamed = _renamed(was, now)
         for root, other in renamed.items():
             count = len(_below(was, root))
-            text = f"input {prefix}{root} is now {prefix}{other} (the same shapes in {count} places)"
+            text = (
+                f"input {prefix}{root} is now {prefix}{other} (the same shapes in {counted(count, 'place')})"
+            )
             yield Change(name, "shapes", "other", text, root, other)
         known = {*renamed, *renamed.values()}
         for path in dict.fromkeys([*was, *now]):
@@ -311,7 +317,11 @@ def _operators(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     changed = {key: now.get(key, 0) - was.get(key, 0) for key in {*was, *now}}
     most = sorted((key for key in changed if changed[key]), key=lambda key: (-abs(changed[key]), key))
     shown = [f"{changed[key]:+d} {key}" for key in most[:_MOST_OPERATORS]]
-    more = [f"and {len(most) - _MOST_OPERATORS} other operators"] if len(most) > _MOST_OPERATORS else []
+    more = (
+        [f"and {counted(len(most) - _MOST_OPERATORS, 'other operator')}"]
+        if len(most) > _MOST_OPERATORS
+        else []
+    )
     return f": {', '.join([*shown, *more])}" if was and now and shown else ""
 
 

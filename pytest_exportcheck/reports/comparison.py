@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 
+from ..plurals import counted
 from .compare import Change, Comparison
 from .markdown import markdown_cell
 from .record import json_ready
@@ -81,4 +82,6 @@ def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
 def _summary(comparison: Comparison) -> str:
     counts = ", ".join(f"{len(comparison.of(effect))} {effect}" for effect in _HEADINGS)
     bands = ", ".join(f"{name} {band:g}x" for name, band in comparison.bands.items())
-    return f"changes: {counts}, {comparison.unchanged} cases unchanged (noise bands: {bands})"
+    gone = f", {len(comparison.only_before)} gone" if comparison.only_before else ""
+    same = f"{counted(comparison.unchanged, 'case')} unchanged"
+    return f"changes: {counts}, {same}{gone} (noise bands: {bands})"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..plurals import counted
 from .diagnosis import guilty_line
 from .matrix import Matrix, cell_text, counts, is_case
+from .read import case_key, case_name
 from .reuse import reuse_lines
 
 __all__ = ["markdown", "markdown_cell"]
@@ -30,7 +32,7 @@ def markdown(
     """
     cases = [record for record in records if is_case(record)]
     ending = [f"{markdown_cell(note)}  " for note in (*notes, *reuse_lines(cases, every_case=False))]
-    head = ["## exportcheck", "", f"{len(cases)} cases: {counts(cases)}", ""]
+    head = ["## exportcheck", "", f"{counted(len(cases), 'case')}: {counts(cases)}", ""]
     matrix = Matrix.of(records)
     tables: list[str] = []
     for every_row in (True, False):
@@ -59,7 +61,7 @@ def _tables(matrix: Matrix, every_row: bool) -> Iterator[str]:
             yield f"| {markdown_cell(row)} | " + " | ".join(map(_verdict_cell, cells)) + " |"
         yield ""
     if len(rows) < len(matrix.rows):
-        yield f"{len(matrix.rows) - len(rows)} more rows: everything passes"
+        yield f"{counted(len(matrix.rows) - len(rows), 'more row')}: everything passes"
         yield ""
 
 
@@ -76,12 +78,13 @@ def _failures(records: Sequence[Mapping[str, Any]], room: int | None) -> list[st
 
 
 def _failure(record: Mapping[str, Any]) -> Iterator[str]:
-    yield f"- {_code(record['nodeid'])} **{markdown_cell(cell_text(record['verdict']))}**"
+    name = record.get("nodeid") or case_name(case_key(record))
+    yield f"- {_code(name)} **{markdown_cell(cell_text(record['verdict']))}**"
     details = [str(line) for line in record.get("details") or ()]
     said = str(record.get("message") or "").splitlines()
     said += [f"  {line}" for line in details[:_MOST_DETAILS]]
     if len(details) > _MOST_DETAILS:
-        said.append(f"  ... {len(details) - _MOST_DETAILS} more lines")
+        said.append(f"  ... {counted(len(details) - _MOST_DETAILS, 'more line')}")
     guilty = guilty_line(record)
     said += [f"diagnosis: {guilty}"] if guilty else []
     said += [f"reproduce: {record['reproduce']}"] if said and record.get("reproduce") else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,18 @@ __all__ = ["CaseKey", "Report", "ReportError", "case_key", "case_name", "merge",
 
 #: What tells a case from every other one of a run.
 _FIELDS = ("spec", "exporter", "patch_mode", "device", "dtype", "graph")
+
+_VERDICT = re.compile(r"pass|xpass|skip|(fail|xfail|crash|timeout) \S+")
+
+#: Fields that reports and comparisons go into, and what is in them.
+_KINDS: dict[str, type] = {
+    **dict.fromkeys(("outputs", "details"), list),
+    **dict.fromkeys(("durations", "shapes", "accepted", "exported_shapes", "operators", "patches"), dict),
+}
+_INNER: dict[str, type] = {
+    **dict.fromkeys(("outputs", "durations", "shapes", "accepted"), dict),
+    "operators": int,
+}
 
 CaseKey = tuple[str, str | None, str | None, str, str, str | None]
 
@@ -76,6 +89,8 @@ def read_report(path: Path) -> Report:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ReportError(f"{path}: {error.strerror or error}") from None
+    except RecursionError:
+        raise ReportError(f"{path}: not a JSON report: it is nested too deep") from None
     except ValueError as error:  # also UnicodeDecodeError
         raise ReportError(f"{path}: not a JSON report: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("cases"), list):
@@ -86,10 +101,38 @@ def read_report(path: Path) -> Report:
             "the same version of pytest-exportcheck"
         )
     for index, record in enumerate(data["cases"]):
-        if not isinstance(record, dict) or not {*_FIELDS, "verdict"} <= record.keys():
-            raise ReportError(f"{path}: case {index} is no record of a case")
+        wrong = _wrong(record)
+        if wrong is not None:
+            raise ReportError(f"{path}: case {index} is no record of a case: {wrong}")
     facts = data.get("environment")
+    if isinstance(facts, dict) and not isinstance(facts.get("packages", {}), dict):
+        raise ReportError(f"{path}: not a report of --exportcheck-report: environment.packages is no mapping")
     return Report(str(path), facts if isinstance(facts, dict) else {}, data["cases"])
+
+
+def _wrong(record: Any) -> str | None:
+    """What of a record cannot be read; fields that it has beside those that are read may be anything."""
+    if not isinstance(record, dict):
+        return f"it is a {type(record).__name__}"
+    for field in (*_FIELDS, "verdict"):
+        optional = field in ("exporter", "patch_mode", "graph")
+        if field not in record:
+            return f"it has no {field!r}"
+        if not isinstance(record[field], str) and not (optional and record[field] is None):
+            return f"{field!r} is {record[field]!r:.40}"
+    if not _VERDICT.fullmatch(record["verdict"]):
+        return f"the verdict is {record['verdict']!r:.40}"
+    for field, kind in _KINDS.items():
+        value: Any = record.get(field)
+        if value is None:
+            continue
+        if not isinstance(value, kind):
+            return f"{field!r} is {value!r:.40}"
+        inner = _INNER.get(field)
+        items: Any = value.values() if isinstance(value, dict) else value
+        if inner is not None and not all(isinstance(item, inner) for item in items):
+            return f"{field!r} is {value!r:.40}"
+    return None
 
 
 def _worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..plurals import counted
 from .read import case_key, case_name
 
 __all__ = ["cache_lines", "reuse_lines", "reuse_text"]
@@ -27,7 +28,7 @@ def reuse_lines(records: Sequence[Mapping[str, Any]], every_case: bool) -> Itera
         if every_case:
             yield from (f"{text}: {name}" for name in names)
         else:
-            yield f"{text}: {len(names)} case{'' if len(names) == 1 else 's'}"
+            yield f"{text}: {counted(len(names), 'case')}"
 
 
 def cache_lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..plurals import counted
 from .read import case_key, case_name
 
 __all__ = ["rounding_lines"]
@@ -22,4 +23,4 @@ def rounding_lines(records: Sequence[Mapping[str, Any]], every_case: bool = Fals
         rest = f" (and {len(more)} more)" if more else ""
         yield f"rounding: {case_name(case_key(record))}: {first}{rest}"
     if len(shown) < len(found):
-        yield f"rounding: and {len(found) - len(shown)} more cases (-v names them)"
+        yield f"rounding: and {counted(len(found) - len(shown), 'more case')} (-v names them)"

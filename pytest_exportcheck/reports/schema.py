@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..errors import STAGES, TEST
+from ..errors import COMPARISON, STAGES, TEST
 from .json_report import SCHEMA
 
 __all__ = ["Record", "Report", "schema", "schema_text"]
@@ -23,7 +23,7 @@ Stage = Literal[
 #: JSON has no such numbers.
 Number = float | Literal["nan", "inf", "-inf"]
 
-_VERDICT = rf"^(pass|xpass|skip|(fail|xfail|crash|timeout) ({'|'.join((*STAGES, TEST))}))$"
+_VERDICT = rf"^(pass|xpass|skip|(fail|xfail|crash|timeout) ({'|'.join((*STAGES, TEST))})|fail {COMPARISON})$"
 
 #: Graph (empty where one serves all calls) -> path -> ``int64[batch, seq]``, or a constant.
 Shapes = dict[str, dict[str, str]]

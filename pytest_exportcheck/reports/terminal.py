@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ..plurals import counted
 from .matrix import Group, Matrix
 
 __all__ = ["Piece", "matrix_lines"]
@@ -47,7 +48,7 @@ def matrix_lines(matrix: Matrix, width: int, every_row: bool) -> Iterator[list[P
                 yield []
             yield from _block(matrix, rows, label_width, [(*columns[at], widths[at]) for at in block])
     if hidden:
-        yield [Piece(f"{hidden} more rows: everything passes (-v shows them)")]
+        yield [Piece(f"{counted(hidden, 'more row')}: everything passes (-v shows them)")]
 
 
 def _blocks(widths: Sequence[int], room: int) -> Iterator[list[int]]:

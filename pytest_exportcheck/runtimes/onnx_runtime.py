@@ -17,6 +17,7 @@ import torch
 
 from ..errors import RunError, SessionError
 from ..exporters.base import Exported
+from ..plurals import counted
 from ..pytrees import flatten_with_paths
 
 __all__ = ["OnnxRuntimeSession", "is_onnx", "onnx_input_dims", "provider_for"]
@@ -242,8 +243,9 @@ class OnnxRuntimeSession:
         self._outputs = [value.name for value in self._session.get_outputs()]
         if len(self._outputs) != len(exported.output_paths):
             raise SessionError(
-                f"the ONNX model has {len(self._outputs)} outputs ({', '.join(self._outputs)}), "
-                f"the model has {len(exported.output_paths)} tensors ({', '.join(exported.output_paths)})"
+                f"the ONNX model has {counted(len(self._outputs), 'output')} ({', '.join(self._outputs)}), "
+                f"the model has {counted(len(exported.output_paths), 'tensor')} "
+                f"({', '.join(exported.output_paths)})"
             )
         self.facts: dict[str, Any] = {
             "providers": used,

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LoadError
+from ..tracebacks import user_lines
 from .configs import ConfigError, build_config, mentioned, model_class
-from .imports import UserCodeError, call_user, failure_lines, load_callable, package_folder
+from .imports import UserCodeError, call_user, load_callable, package_folder
 from .model import ModelSpec
 from .names import suggest
 from .seeding import seeded
@@ -91,7 +92,7 @@ def _as_load_error(spec: ModelSpec, source: str) -> Iterator[None]:
         first = (str(error).strip().splitlines() or [""])[0]
         raise LoadError(
             f"{spec.place('model', source)}: cannot build the model: {type(error).__name__}: {first}",
-            details=failure_lines(error),
+            details=user_lines(error),
         ) from error
 
 
@@ -113,7 +114,7 @@ def _from_type(spec: ModelSpec) -> torch.nn.Module:
         raise LoadError(
             f"{spec.place('model', 'config')}: transformers refuses this config: {type(error).__name__}: "
             f"{' '.join(line.strip() for line in first[:3])}",
-            details=failure_lines(error),
+            details=user_lines(error),
         ) from error
     # Auto classes have a public from_config; a model class only has the one they call.
     make = getattr(cls, "from_config", None) or cls._from_config
@@ -139,7 +140,7 @@ def _from_pretrained(spec: ModelSpec, dtype: torch.dtype) -> torch.nn.Module:
         raise UserCodeError(
             f"{spec.model.pretrained!r} is not a folder next to the spec and not in the local hub cache; "
             "download it beforehand, or set 'online: true'",
-            failure_lines(error),
+            user_lines(error),
         ) from error
     return model
 

@@ -34,9 +34,9 @@ def mistyped_key(path: Path) -> str | None:
     if first is None or _KEY.search(head):
         return None
     key = first[1].decode("utf-8", "replace")
-    from .names import suggest  # not before something looks like a key: difflib takes its time
+    from .names import is_typo
 
-    return key if suggest(key, ["exportcheck"], cutoff=0.8) else None
+    return key if is_typo(key, ["exportcheck"]) else None
 
 
 def _head(path: Path) -> bytes:

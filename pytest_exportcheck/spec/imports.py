@@ -7,28 +7,24 @@ import importlib
 import importlib.util
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..tracebacks import one_line, user_lines
 from .names import choices
 from .values import REF
 
 __all__ = [
     "UserCodeError",
     "call_user",
-    "failure_lines",
     "load_callable",
     "load_object",
     "package_folder",
     "sibling_imports",
 ]
-
-#: Frames of our own package and of the import system say nothing to the author of a factory.
-_OWN = str(Path(__file__).resolve().parent.parent) + os.sep
 
 #: Path of a file next to a spec -> its mtime and size when it was loaded, and the module.
 _LOADED: dict[Path, tuple[tuple[int, int], ModuleType]] = {}
@@ -45,30 +41,13 @@ class UserCodeError(Exception):
     message:
         One line.
     details:
-        The end of the traceback, user frames only.
+        What was raised, and the frames of the user.
     """
 
     def __init__(self, message: str, details: list[str] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.details = details or []
-
-
-def failure_lines(error: BaseException, limit: int = 20) -> list[str]:
-    """The last lines of a traceback, without our own frames and, if there are others, libraries' frames."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_OWN, "<frozen importlib"))
-    ]
-    users = [frame for frame in frames if "site-packages" not in frame.filename]
-    # The innermost library frame says where it broke, the user's frames say why it was called.
-    shown = [*users, *(frames[-1:] if frames and frames[-1] not in users else [])]
-    lines = [line for entry in traceback.format_list(shown) for line in entry.rstrip().splitlines()]
-    lines += [
-        line for entry in traceback.format_exception_only(error) for line in entry.rstrip().splitlines()
-    ]
-    return lines[-limit:]
 
 
 @contextmanager
@@ -136,7 +115,7 @@ def _load_module(module_name: str, folder: Path, name: str) -> ModuleType:
         beside = folder / f"{module_name}.py"
         hint = f" (for the file next to the spec write {beside.name}:{name})" if beside.is_file() else ""
         raise UserCodeError(
-            f"cannot import {module_name}: {type(error).__name__}: {error}{hint}", failure_lines(error)
+            f"cannot import {module_name}: {one_line(error)}{hint}", user_lines(error)
         ) from error
 
 
@@ -167,9 +146,7 @@ def _load_file(path: Path, folder: Path, shown: str) -> ModuleType:
             module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(module_name, None)
-        raise UserCodeError(
-            f"{shown} cannot be imported: {_one_line(error)}", failure_lines(error)
-        ) from error
+        raise UserCodeError(f"{shown} cannot be imported: {one_line(error)}", user_lines(error)) from error
     _LOADED[path] = (stamp, module)
     return module
 
@@ -180,12 +157,7 @@ def call_user(function: Callable[..., Any], ref: str, folder: Path, /, *args: An
         with sibling_imports(folder):
             return function(*args, **kwargs)
     except (Exception, SystemExit) as error:
-        raise UserCodeError(f"{ref} raised {_one_line(error)}", failure_lines(error)) from error
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+        raise UserCodeError(f"{ref} raised {one_line(error)}", user_lines(error)) from error
 
 
 def package_folder(reference: str) -> Path:

@@ -533,6 +533,10 @@ class ModelSpec(_Section):
         return self._path.stem
 
     @property
+    def document(self) -> Document:
+        return self._document
+
+    @property
     def relative(self) -> str:
         return self._relative
 

@@ -41,8 +41,8 @@ class CallPlan:
         Position in the spec, from 0.
     kind:
         ``forward`` (the observed method), ``generate``, or ``custom`` (a user's callable calls the model).
-    line:
-        Line of the spec, from 1.
+    place:
+        Of the call in the spec: ``model_specs/llama.yaml:14:7``.
     run:
         ``run(model, previous)`` makes the call and returns its output; `previous` is the output of the plan
         before this one. It may be called again: each run gets fresh copies of the same inputs. What the
@@ -51,7 +51,7 @@ class CallPlan:
 
     index: int
     kind: Literal["forward", "generate", "custom"]
-    line: int
+    place: str
     run: Callable[[torch.nn.Module, Any], Any]
 
 
@@ -97,14 +97,17 @@ class _Builder:
 
     def plan(self, index: int, call: CallSpec) -> CallPlan:
         where = ("observe", "calls", index)
-        line = self.spec.location(*where)[0]
+        place = self._place_of_call(*where)
         if call.kind == "call":
             function = self.user(str(call.ref), *where, call.kind)
-            return CallPlan(index, "custom", line, self.custom(function, str(call.ref), index))
+            return CallPlan(index, "custom", place, self.custom(function, str(call.ref), index))
         args, kwargs = self.inputs(call, index)
         kind: Literal["forward", "generate"] = "generate" if call.kind == "generate" else "forward"
         method = "generate" if kind == "generate" else self.spec.observe.method
-        return CallPlan(index, kind, line, self.runner(method, args, kwargs, index))
+        return CallPlan(index, kind, place, self.runner(method, args, kwargs, index))
+
+    def _place_of_call(self, *where: Any) -> str:
+        return f"{self.spec.place(*where)}:{self.spec.location(*where)[1]}"
 
     def inputs(self, call: CallSpec, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         where = ("observe", "calls", index, call.kind)
@@ -192,10 +195,10 @@ class _Builder:
 
     def from_callable(self, ref: str) -> list[CallPlan]:
         where = ("observe", "calls")
-        place, line = self.spec.place(*where), self.spec.location(*where)[0]
+        place, of_call = self.spec.place(*where), self._place_of_call(*where)
         function = self.user(ref, *where)
         if _model_parameter(function) is not None:
-            return [CallPlan(0, "custom", line, self.custom(function, ref, 0))]
+            return [CallPlan(0, "custom", of_call, self.custom(function, ref, 0))]
         try:
             with seeded(stable_seed(f"{self.spec.model.seed}/calls"), self.device):
                 optional = accepted(function, self.offered(self.model))
@@ -219,7 +222,7 @@ class _Builder:
             args = tuple(self.move(value, seen) for value in call[0])
             kwargs = {str(name): self.move(value, seen) for name, value in call[1].items()}
             run = self.runner(self.spec.observe.method, args, kwargs, index)
-            plans.append(CallPlan(index, "forward", line, run))
+            plans.append(CallPlan(index, "forward", of_call, run))
         return plans
 
     def move(self, value: Any, seen: dict[int, Any]) -> Any:

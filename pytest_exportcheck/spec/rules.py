@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
+from ..plurals import counted
 from .names import choices, suggest
 from .nodes import NodePath, Report
 from .target_paths import split_target
@@ -242,7 +243,9 @@ def _call_limit(observe: dict[Any, Any]) -> tuple[int | None, str]:
         return None, ""
     if any(set(_mapping(call)).intersection(CALL_KINDS) != {"forward"} for call in calls):
         return None, ""
-    return len(calls), f"{len(calls)} calls are made, counted from 0"
+    return len(
+        calls
+    ), f"{counted(len(calls), 'call')} {'is' if len(calls) == 1 else 'are'} made, counted from 0"
 
 
 def _check_duplicates(items: object, where: NodePath, report: Report) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..plurals import counted
 from .names import choices
 
 __all__ = [
@@ -218,13 +219,16 @@ class TensorSpec:
         shown = "[" + ", ".join(map(str, shape)) + "]"
         match self.fill:
             case Values(values) if len(values) != count:
-                raise TensorSyntaxError(f"{len(values)} values for shape {shown}, which has {count} elements")
+                raise TensorSyntaxError(
+                    f"{counted(len(values), 'value')} for shape {shown}, which has "
+                    f"{counted(count, 'element')}"
+                )
             case Padded(_, zeros) if not shape or not shape[0]:
                 raise TensorSyntaxError(f"'padded' needs at least one row, the shape is {shown}")
             case Padded(_, zeros) if zeros > shape[-1]:
                 raise TensorSyntaxError(f"'padded' by {zeros} does not fit the last axis of {shown}")
             case Arange() if count > _INTEGERS.get(self.dtype, count):
-                raise TensorSyntaxError(f"arange of {count} elements does not fit {self.dtype}")
+                raise TensorSyntaxError(f"arange of {counted(count, 'element')} does not fit {self.dtype}")
             case _:
                 pass
 

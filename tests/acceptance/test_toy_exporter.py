@@ -26,7 +26,7 @@ def test_entry_points_of_another_package(project, monkeypatch):
         "wrong[toy-callable-none]": "fail compare",
     }
     result.stdout.fnmatch_lines(
-        ["E   stage compare: 1 of 1 outputs outside *(the exported callable against eager)*"]
+        ["E   stage compare: 1 of 1 output outside *(the exported callable against eager)*"]
     )
 
 
@@ -73,14 +73,14 @@ def _comparisons(project, monkeypatch, *more):
     assert project.verdicts() == {
         "right[toy-callable-none]": "pass",
         "wrong[toy-callable-none]": "fail compare",
-        "broken[toy-callable-none]": "fail compare",
+        "broken[toy-callable-none]": "fail comparison",
     }
     result.stdout.fnmatch_lines_random(
         [
             "specs/broken.yaml:*: ComparisonError",
-            "E   stage compare: specs/broken.yaml:6: comparison toy-broken on output: "
+            "E   comparison (at stage compare): specs/broken.yaml:6: comparison toy-broken on output: "
             "it raised RuntimeError: judges nothing",
-            "E  *toy_exporter.py*line *",
+            "E     at *toy_exporter.py:* in *",
             "E   line 7 of specs/broken.yaml expects a failure at compare: a comparison that breaks is never "
             "expected",
             "E   *2x3*float32*FAIL off by 2.00 (by toy-near)",

@@ -75,7 +75,7 @@ def test_show_the_cases_only(folder: Path, capsys: pytest.CaptureFixture[str], m
     [
         (
             SPEC.replace("build", "broken"),
-            "stage observe: net.yaml:5: the forward call 0 raised: RuntimeError: no",
+            "stage observe: net.yaml:5:7: the forward call 0 raised: RuntimeError: no",
         ),
         (SPEC.replace("build", "absent"), "stage load: net.yaml:2"),
         (SPEC.replace("onnx-dynamo", "[1"), "net.yaml:7:"),
@@ -136,17 +136,24 @@ observe:
 """
 
 
+def made_of(**changed: Any) -> Any:
+    """The spec that the options make of `GENERATE`."""
+    return yaml.safe_load(_with_wishes(yaml.safe_load(GENERATE), wishes(**changed)))
+
+
 def test_what_the_options_become() -> None:
-    plain = yaml.safe_load(_with_wishes(GENERATE, wishes()))
+    plain = made_of()
     assert plain["matrix"]["exporters"] == ["onnx-dynamo", "torch-export"]
     assert "resize" not in plain
     assert "exporter_options" not in plain
-    made = yaml.safe_load(_with_wishes(GENERATE, wishes(opset=20, optimize=False, other_sizes=False)))
+    made = yaml.safe_load(
+        _with_wishes(yaml.safe_load(GENERATE), wishes(opset=20, optimize=False, other_sizes=False))
+    )
     # The options of the ONNX exporters are no options of the other one.
     assert made["exporter_options"] == {"onnx-dynamo": {"opset_version": 20, "optimize": False}}
     assert made["resize"] == "off"
-    assert yaml.safe_load(_with_wishes(GENERATE, wishes(shapes="named")))["observe"]["batch_dims"] is True
-    fixed = yaml.safe_load(_with_wishes(GENERATE, wishes(shapes="none")))
+    assert made_of(shapes="named")["observe"]["batch_dims"] is True
+    fixed = made_of(shapes="none")
     assert fixed["resize"] == "off"
     (call,) = fixed["observe"]["calls"]
     assert call["generate"]["max_new_tokens"] == 1
@@ -191,9 +198,37 @@ def test_a_device_that_is_absent_is_no_pass(folder: Path, capfd: pytest.CaptureF
 
 def test_validate_a_failure_and_only_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", "-m", "nets.py:build", "--run"]) == 1
-    assert "nothing is known of the arguments of forward: x" in capfd.readouterr().err
+    said = capfd.readouterr().err.splitlines()
+    assert said[0] == "nets.py:build: nothing is known of the arguments of forward: x"
+    assert said[1:] == [
+        "nets.py:build: no calls could be made up that the model takes; name a callable that returns its "
+        "calls (--calls nets.py:CALLABLE), or write a spec (exportcheck new nets.py:build)"
+    ]
     assert main(["validate", "-m", "vit", "--run"]) == 0
     assert "batch: seen 2, 3" in capfd.readouterr().out
+
+
+CALLS = """
+def calls():
+    return [((torch.rand(2, 4),), {}), ((torch.rand(3, 4),), {})]
+"""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_factory_with_calls_of_its_own(folder: Path, capfd: pytest.CaptureFixture[str], kept: bool) -> None:
+    (folder / "nets.py").write_text(NETS + CALLS)
+    wanted = ["validate", "-m", "nets.py:build", "--calls", "nets.py:calls"]
+    assert main([*wanted, "--run"]) == 0
+    assert "x_dim_0: seen 2, 3" in capfd.readouterr().out
+    assert main([*wanted, "--export", "torch-export", *(["-o", "out"] if kept else [])]) == 0
+    assert "torch-export none: pass (" in capfd.readouterr().out
+    if kept:
+        # What is kept can be moved with the code: no absolute path.
+        spec = yaml.safe_load((folder / "out" / "spec.yaml").read_text())
+        assert (spec["model"]["factory"], spec["observe"]["calls"]) == (
+            "../nets.py:build",
+            "../nets.py:calls",
+        )
 
 
 @pytest.mark.parametrize(
@@ -203,6 +238,19 @@ def test_validate_a_failure_and_only_the_run(folder: Path, capfd: pytest.Capture
         (["-m", "gpt2", "--trained", "--run"], "--trained needs a folder with weights"),
         (["-m", "gtp2", "--run"], "did you mean 'gpt2'?"),
         (["-m", ".", "--run"], "exportcheck: .:"),
+        (["-m", "", "--run"], "'' is no model type"),
+        (["-m", "gpt2", "--export", "onnx"], "unknown exporter 'onnx' (did you mean 'onnx-dynamo' or"),
+        (["-m", "gpt2", "--run", "--patch", "hff"], "unknown patch mode 'hff' (did you mean 'hf'?)"),
+        (["-m", "nets.py", "--run"], "name the factory in it too, nets.py:CALLABLE"),
+        (["-m", "net.yaml", "--run"], "for a spec there is pytest --exportcheck net.yaml"),
+        (["-m", "nest.py:build", "--run"], "there is no file nest.py (did you mean 'nets.py'?)"),
+        (["-m", "nets.py:biuld", "--run"], "nets.py has no 'biuld' (did you mean 'build'?)"),
+        (["-m", "nets.py:build", "--calls", "nets.py:cals", "--run"], "nets.py has no 'cals'"),
+        (["-m", "gpt2", "--calls", "nets.py:build", "--run"], "--calls is for a factory (file.py:callable)"),
+        (
+            ["-m", "nets.py:build", "--calls", "nets.py:build", "--dynamic-shapes", "none", "--run"],
+            "--dynamic-shapes none takes one of the calls",
+        ),
     ],
 )
 def test_validate_wrong_usage(folder: Path, capsys: Any, arguments: list[str], message: str) -> None:

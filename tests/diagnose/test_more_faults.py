@@ -322,7 +322,7 @@ def test_an_exporter_that_fixes_an_axis() -> None:
     calls = [{"x": torch.randn(b, n, 4)} for b, n in ((2, 6), (3, 5))]
     found = explain(Gelu(), calls, exporter=FixesAnAxis())
     assert guilty(found) == "export"
-    assert "fixes-an-axis: 1 dynamic axes became constants: axis 0 of x (x_dim_0) is dynamic" in found.verdict
+    assert "fixes-an-axis: 1 dynamic axis became constant: axis 0 of x (x_dim_0) is dynamic" in found.verdict
     assert "fixes it to 2" in found.verdict
     assert [cause.name for cause in found.causes] == ["fixed axis"]
 

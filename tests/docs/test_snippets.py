@@ -93,8 +93,33 @@ def test_links_lead_somewhere() -> None:
             other = page if not file else page.parent / file
             assert other.exists(), f"{page.name}: {target}"
             if anchor:
-                headings = re.findall(r"^#+ (.+)$", other.read_text(encoding="utf-8"), re.MULTILINE)
-                assert anchor in map(_anchor, headings), f"{page.name}: {target}"
+                assert anchor in _anchors(other.read_text(encoding="utf-8")), f"{page.name}: {target}"
+
+
+def test_a_section_that_is_named_is_a_link_to_it() -> None:
+    for page in PAGES:
+        text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+        # see "Fresh processes" in [options.md](options.md): nobody would notice that it has another name now
+        named = re.findall(r'"([^"\n]+)"\s+in\s+\[[^]]+\]\(([^)#\s]+)\)', text)
+        assert named == [], f"{page.name}: {named}: link to the section"
+
+
+def test_anchors_are_those_of_headings_and_not_of_code() -> None:
+    text = "# A `b` c\n```sh\n# no heading\n```\n## Twice\n## Twice\n## What, is *it*?\n"
+    assert _anchors(text) == {"a-b-c", "twice", "twice-1", "what-is-it"}
+
+
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def _anchors(text: str) -> set[str]:
+    """What a link to a section of the page may name, as GitHub makes it."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", _FENCE.sub("", text), re.MULTILINE):
+        name = _anchor(heading)
+        again = (f"{name}-{number}" for number in range(1, 99))
+        found.add(name if name not in found else next(other for other in again if other not in found))
+    return found
 
 
 def _anchor(heading: str) -> str:

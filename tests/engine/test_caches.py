@@ -432,7 +432,7 @@ class TestRegistration:
         unregister_class_flattening(Box)
         unregister_class_flattening(Box)
         assert Box not in _pytree.SUPPORTED_NODES
-        with pytest.raises(ValueError, match="flattening Box does not round trip: 1 leaves become 2"):
+        with pytest.raises(ValueError, match="flattening Box does not round trip: 1 leaf became 2"):
             register_class_flattening(
                 Box,
                 lambda box: (box.value, None),

@@ -302,7 +302,7 @@ def test_where_limits_the_comparison_and_says_so() -> None:
     where = torch.tensor([[True, False], [True, True]])
     result = one(expected, got, where=where)
     assert result.ok
-    assert result.note == "1 differing elements outside `where` ignored"
+    assert result.note == "1 differing element outside `where` ignored"
     assert any("ignored" in line for line in table([result]))
     assert not one(expected, got, where=~where).ok
     assert one(expected, torch.full((2, 2), NAN), where=torch.zeros(2, 2, dtype=torch.bool)).ok

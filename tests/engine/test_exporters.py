@@ -387,3 +387,25 @@ def test_recurrent_operators_dispatch_as_in_a_fresh_process() -> None:
 
     assert callable(_patches.register_gru_while_loop_decomposition)
     assert callable(_patches.register_lstm_while_loop_decomposition)
+
+
+@pytest.mark.parametrize(
+    ("exporter", "option", "meant"),
+    [
+        ("torch-export", "prefer_deferred", "known: preserve_module_call_signature, prefer_deferred"),
+        ("torch-export-strict", "strict", "known: preserve_module_call_signature, prefer_deferred"),
+        ("onnx-dynamo", "opset", "did you mean 'opset_version'?"),
+        ("onnx-dynamo", "optimise", "did you mean 'optimize'?"),
+        ("onnx-torchscript", "opset-version", "did you mean 'opset_version'?"),
+        ("transformers-onnx", "ort_fusion", "did you mean 'ort_fusions'?"),
+    ],
+)
+def test_an_option_that_an_exporter_has_not_is_told_at_once(
+    tmp_path: Path, exporter: str, option: str, meant: str
+) -> None:
+    run = make_run(tmp_path, TWO_OUTPUTS, f"exporter_options: {{{exporter}: {{{option}: 20}}}}\n")
+    stage, error, _ = verdict(run, exporter)
+    assert stage == "export"
+    assert f": {exporter} has no option {option!r} (" in str(error)
+    assert meant in str(error)
+    assert not run._models  # before the model is built

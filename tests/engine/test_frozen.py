@@ -110,7 +110,7 @@ def test_a_constant_that_nobody_complained_of_fails_at_export(foreign: Any, tmp_
     stage, error, record = verdict(run, "foreign")
     assert stage == "export"
     assert error is not None
-    assert error.message == "1 dynamic axes became constants"
+    assert error.message == "1 dynamic axis became constant"
     (line,) = error.details
     assert line.startswith(
         "axis 1 of x (x_dim_1) is dynamic in the calls, the program fixes it to 9: x.shape[1] == 9 ("

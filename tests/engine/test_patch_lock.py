@@ -157,7 +157,7 @@ def test_a_mode_of_the_users(
     assert main(["patches", "--mode", "mine.py:patches", "--lint"]) == 1
     out, err = capsys.readouterr()
     assert "error: mine.py:patches: torch.nn.functional.mish: the replacement does not take inplace" in out
-    assert "1 patches, 1 errors, 1 warnings" in err
+    assert "1 patch, 1 error, 1 warning" in err
     assert main(["patches", "--mode", "mine.py:patches", "--write-lock"]) == 0
     assert Path("patches.lock.json").is_file()
     assert main(["patches", "--mode", "mine.py:patches", "--lint"]) == 0

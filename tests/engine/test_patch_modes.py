@@ -243,8 +243,8 @@ def test_a_users_mode_that_cannot_be_loaded(tmp_path: Path, mode: str, message: 
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("net.py:Other", r"Net\.step changes what the model computes on call 0: 1 of 1 outputs differ"),
-        ("net.py:Longer", r"Net\.step changes what the model computes on call 0: 1 of 1 outputs differ"),
+        ("net.py:Other", r"Net\.step changes what the model computes on call 0: 1 of 1 output differ"),
+        ("net.py:Longer", r"Net\.step changes what the model computes on call 0: 1 of 1 output differ"),
         (
             "net.py:harmless_and_harmful",
             r"^stage patch: patch \S+\.Net\.step changes what the model computes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from typing import Any
 
 import onnxscript
@@ -162,3 +163,24 @@ def test_a_case_shares_unless_told(tmp_path: Any, made: list[int], share: bool) 
         stage, error, _record = verdict(run, "onnx-dynamo")
         assert stage == "pass", error
     assert len(made) == (1 if share else 2)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_nothing_is_said_of_torchvision(
+    program: torch.export.ExportedProgram,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    share: bool,
+) -> None:
+    monkeypatch.setattr(tables, "_tables", {})
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "torchvision" else find(name)
+    )
+    with shared_tables(share):
+        to_bytes(program)
+        _registration.logger.warning("something else")
+    said = [record.getMessage() for record in caplog.records if record.name == _registration.logger.name]
+    assert said == ["something else"]
+    to_bytes(program)
+    assert "torchvision is not installed" in caplog.text

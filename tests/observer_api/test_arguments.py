@@ -362,5 +362,5 @@ def test_a_call_that_was_not_recorded() -> None:
     observer = observe(lambda x: x, call(f(2, 3)), call(f(2, 4)))
     assert observer.infer_arguments(-1)[0].shape == (2, 4)
     for index in (2, -3):
-        with pytest.raises(IndexError, match=f"there is no call {index}: 2 calls were recorded"):
+        with pytest.raises(IndexError, match=f"there is no call {index}, of 2 recorded calls"):
             observer.infer_arguments(index)

@@ -49,7 +49,7 @@ def test_a_dynamic_cache_of_pairs_or_of_a_flat_list() -> None:
         assert all(type(layer) is DynamicLayer for layer in cache.layers)
         assert cache.get_seq_length() == 6
     assert len(make_dynamic_cache([]).layers) == 0
-    with pytest.raises(ValueError, match="3 tensors are no pairs"):
+    with pytest.raises(ValueError, match="3 tensors cannot be paired"):
         make_dynamic_cache([*kv(), kv()[0]])
     cache = make_dynamic_cache(pairs)
     cache.update(*kv(2), 0)

@@ -13,8 +13,9 @@ from pytest_exportcheck.cli import main
 def test_lint(project, monkeypatch, capsys):
     monkeypatch.chdir(project.pytester.path)
     project.spec("good")
+    (project.pytester.path / "specs" / "models.py").write_text("def build(): ...\n")
     assert main(["lint", "specs"]) == 0
-    assert capsys.readouterr().err == "1 specs, 0 with problems\n"
+    assert capsys.readouterr().err == "1 spec, 0 with problems\n"
     project.spec("bad", exporters=("onnx-dinamo",), more="nonsense: 1\n")
     assert main(["lint", "specs", "missing.yaml"]) == 1
     out, err = capsys.readouterr()
@@ -32,12 +33,13 @@ def test_lint_reports_a_file_of_a_folder_that_mistypes_the_key(project, monkeypa
     assert main(["lint", "specs"]) == 1
     out, err = capsys.readouterr()
     assert out.startswith("specs/typo.yaml:1:1: is not a spec: the key 'exportcheck: 1' is missing")
-    assert err == "1 specs, 1 with problems\n"
+    assert err == "1 spec, 1 with problems\n"
 
 
 def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, capsys):
     monkeypatch.chdir(project.pytester.path)
     project.spec("own", exporters=("my-very-own",))
+    (project.pytester.path / "specs" / "models.py").write_text("def build(): ...\n")
     assert main(["lint", "specs"]) == 0
     out, err = capsys.readouterr()
     assert out == ""
@@ -57,6 +59,47 @@ def test_lint_takes_a_name_that_a_conftest_may_register(project, monkeypatch, ca
     assert main(["lint", "specs"]) == 1
     project.spec("own", exporters=("my-very-own",), more="nonsense: 1\n")
     assert main(["lint", "specs"]) == 1
+
+
+def test_lint_looks_up_what_a_spec_refers_to(project, monkeypatch, capsys):
+    monkeypatch.chdir(project.pytester.path)
+    project.spec("a")
+    (project.pytester.path / "specs" / "models.py").write_text("def build(): ...\n")
+    assert main(["lint", "specs"]) == 0
+    project.spec("a", factory="models.py:biuld")
+    assert main(["lint", "specs"]) == 1
+    assert "specs/a.yaml:3:12: models.py has no 'biuld' (did you mean 'build'?)" in capsys.readouterr().out
+    project.spec("a", factory="model.py:build")
+    assert main(["lint", "specs"]) == 1
+    out = capsys.readouterr().out
+    assert "specs/a.yaml:3:12: there is no file model.py next to the spec (did you mean 'models.py'?)" in out
+
+
+def test_lint_of_a_folder_without_specs(project, monkeypatch, capsys):
+    monkeypatch.chdir(project.pytester.path)
+    (project.pytester.path / "empty").mkdir()
+    assert main(["lint", "empty"]) == 2
+    assert capsys.readouterr().err.startswith("exportcheck: no spec file in empty: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "a.yaml", "--dtype", "fp16"], "'fp16' is not one of *(did you mean 'float16'?)"),
+        (["show", "a.yaml", "--device", "gpu"], "'gpu' is not one of *(did you mean 'cuda'?)"),
+        (
+            ["validate", "-m", "x", "--run", "--dtype", "half"],
+            "'half' is not one of *(did you mean 'float16'?)",
+        ),
+    ],
+)
+def test_a_mistyped_choice_has_a_suggestion(arguments, message, capsys):
+    import fnmatch
+
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert fnmatch.fnmatchcase(err, f"exportcheck: *{message}\n")
+    assert err.count("\n") == 1
 
 
 def test_schema(capsys):

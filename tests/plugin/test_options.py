@@ -46,8 +46,11 @@ def test_unknown_names_are_usage_errors(project):
     project.spec("a")
     for arg, line in (
         ("--exporter=onnx-dinamo", "unknown exporter 'onnx-dinamo' (did you mean 'onnx-dynamo'?); known: *"),
+        ("--exporter=onnx", "unknown exporter 'onnx' (did you mean 'onnx-dynamo' or 'onnx-torchscript'?)*"),
+        ("--exporter=strict", "unknown exporter 'strict' (did you mean 'torch-export-strict'?)*"),
+        ("--export-dtype=fp16", "unknown dtype 'fp16' (did you mean 'float16'?)*"),
         ("--patch-mode=hff", "unknown patch mode 'hff' (did you mean 'hf'?); known: none, torch, *hf*"),
-        ("--export-device=gpu", "unknown device 'gpu'*known: cpu, cuda"),
+        ("--export-device=gpu", "unknown device 'gpu' (did you mean 'cuda'?); known: cpu, cuda"),
         ("--export-dtype=float23", "unknown dtype 'float23' (did you mean 'float32'?)*"),
         ("--require-device=tpu", "unknown device 'tpu'*"),
     ):
@@ -191,3 +194,26 @@ def test_an_axis_that_no_spec_names_is_said(any_project):
     result = any_project.run("--exporter", "onnx-dynamo")
     text = result.stdout.str()
     assert "--exporter onnx-dynamo: no collected spec names it, they name torch-export" in text
+
+
+@pytest.mark.parametrize("node", ["", "::test_export[cpu-float32-torch-export-none]"])
+@pytest.mark.parametrize("workers", ["-n0", "-n2"])
+def test_a_spec_that_is_named_without_the_flag(project, node, workers):
+    project.spec("a")
+    result = project.pytester.runpytest_subprocess(f"specs/a.yaml{node}", workers)
+    result.stdout.fnmatch_lines(
+        ["specs/a.yaml is a spec, and specs need a flag: pytest --exportcheck specs/a.yaml"]
+    )
+    assert result.ret in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["other.yaml"], ["missing.yaml"], ["specs"], ["--exportcheck", "specs/a.yaml::test_nothing"]],
+)
+def test_nothing_is_said_of_the_flag_elsewhere(project, arguments):
+    project.spec("a")
+    project.pytester.path.joinpath("other.yaml").write_text("exports: 1\n")
+    result = project.run(*arguments, flag=False)
+    assert result.ret in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)
+    assert "need a flag" not in result.stdout.str() + result.stderr.str()

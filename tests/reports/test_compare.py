@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_exportcheck.cli import main
 from pytest_exportcheck.reports.compare import compare
 from pytest_exportcheck.reports.comparison import as_json, as_markdown, as_text
 from pytest_exportcheck.reports.read import Report, ReportError, merge, read_report
@@ -138,7 +139,7 @@ def test_the_texts_say_what_changed_where_and_between_which_packages():
     assert f"  specs/c.yaml [cpu-float32-torch-export-none]\n    {gone}" in text
     assert "Only in before.json (1):\n  specs/c.yaml [cpu-float32-torch-export-none]" in text
     assert "Only in after.json (1):\n  specs/d.yaml" in text
-    assert "2 worse, 0 better, 0 other, 1 cases unchanged" in text
+    assert "2 worse, 0 better, 0 other, 1 case unchanged, 1 gone" in text
     shown = as_markdown(found)
     assert "## exportcheck compare: something got worse" in shown
     assert "| verdict | pass -\\> fail compare: 1 of 2 outputs \\| outside |" in shown
@@ -152,12 +153,13 @@ def test_the_texts_say_what_changed_where_and_between_which_packages():
     [
         ("pass", [("verdict", "worse")]),
         ("xpass", [("verdict", "worse")]),
-        ("fail export", []),
-        ("xfail run", []),
+        ("fail export", [("verdict", "worse")]),
+        ("xfail run", [("verdict", "worse")]),
+        ("crash run", [("verdict", "worse")]),
         ("skip", []),
     ],
 )
-def test_a_case_that_is_gone_is_a_loss_if_it_passed(was, expected):
+def test_a_case_that_is_gone_is_a_loss_if_it_ran(was, expected):
     assert effects([record("a", "onnx-dynamo", was)], []) == expected
 
 
@@ -332,3 +334,60 @@ def test_who_judged_an_output(was, now, expected):
         found = compare(report(before), report(after, name="after.json"))
         names = [side.get("by") or "exportcheck" for side in (now, was)]
         assert found.changes[0].text == f"logits: compared by {names[0]}, was by {names[1]}"
+
+
+WHOLE = {"spec": "a", "exporter": "x", "patch_mode": "n", "device": "cpu", "dtype": "f", "graph": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spec": 3}, "'spec' is 3"),
+        ({"device": None}, "'device' is None"),
+        ({"exporter": []}, "'exporter' is []"),
+        ({"verdict": 7}, "'verdict' is 7"),
+        ({"verdict": "explodes"}, "the verdict is 'explodes'"),
+        ({"verdict": ""}, "the verdict is ''"),
+        ({"outputs": 3}, "'outputs' is 3"),
+        ({"outputs": [1]}, "'outputs' is [1]"),
+        ({"durations": []}, "'durations' is []"),
+        ({"durations": {"load": 3}}, "'durations' is {'load': 3}"),
+        ({"shapes": {"": 1}}, "'shapes' is {'': 1}"),
+        ({"details": "x"}, "'details' is 'x'"),
+        ({"operators": {"Add": "x"}}, "'operators' is {'Add': 'x'}"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [["markdown"], ["html", "-o", "p"], ["compare", "ok.json"], ["merge", "-o", "m"]]
+)
+def test_a_record_that_cannot_be_read_is_told_in_one_line(
+    tmp_path, monkeypatch, capsys, change, message, command
+):
+    monkeypatch.chdir(tmp_path)
+    good = {**WHOLE, "verdict": "pass"}
+    (tmp_path / "ok.json").write_text(json.dumps({"schema": 1, "cases": []}))
+    (tmp_path / "bad.json").write_text(json.dumps({"schema": 1, "cases": [good, {**good, **change}]}))
+    assert main([*command, "bad.json"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"exportcheck: bad.json: case 1 is no record of a case: {message}\n")
+
+
+def test_what_else_is_no_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for text, message in (
+        ("[" * 100_000, "nested too deep"),
+        ('{"schema": 1, "environment": {"packages": 3}, "cases": []}', "environment.packages is no mapping"),
+        ('{"schema": 1, "cases": [4]}', "case 0 is no record of a case: it is a int"),
+    ):
+        (tmp_path / "r.json").write_text(text)
+        assert main(["markdown", "r.json"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_least_that_a_record_has_is_enough(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r.json").write_text(
+        json.dumps({"schema": 1, "cases": [{**WHOLE, "verdict": "fail zzz"}, {**WHOLE, "verdict": "pass"}]})
+    )
+    for command in (["markdown"], ["html", "-o", "p"], ["compare", "r.json"], ["merge", "-o", "m"]):
+        assert main([*command, "r.json"]) == 0, capsys.readouterr()

@@ -33,7 +33,21 @@ DIAGNOSIS = {
     "guilty": "conversion: %add_3 in model.mlp (model.py:7)",
     "rungs": [{"name": "captured", "status": "ok", "max_abs": 1e-7, "max_rel": 1e-6, "worst": "y"},
               {"name": "ONNX", "status": "differs", "max_abs": 0.5, "max_rel": 1.0, "worst": "y"}],
-    "nodes": {"profile": [["add_1", 1e-7, 1e-7], ["add_3", 0.5, 0.5], ["mul", 0.6, None]]},
+    "nodes": {"kind": "jump", "kernel": False, "compared": 3, "nodes": 4, "note": "",
+              "first": {"name": "add_3", "operator": "aten.add.Tensor", "onnx_nodes": "Add -> Relu",
+                        "module": "model.mlp (MLP)", "source": "model.py:7: x + y", "shape": [2, 3],
+                        "dtype": "float32", "max_abs": 0.5, "error": 0.25, "own_error": 0.125, "reason": ""},
+              "profile": [["add_1", 1e-7, 1e-7], ["add_3", 0.5, 0.5], ["mul", 0.6, None]]},
+    "pieces": {"culprits": [{"path": "mlp", "kind": "MLP", "site": "mlp (call 1)", "step": "DISC",
+                             "reason": "1 of 1 output differ", "line": "model.py:7 in forward: x + y",
+                             "inputs": ["x: float32[2, 3]"], "parent": "the model", "parent_exports": True}],
+               "note": "2 modules were not searched"},
+    "causes": [{"name": "masked rows", "sentence": "rows have no right value", "remedy": "mask them",
+                "link": "https://example.org/why"}],
+    "reproduction": ["repro.py fails the same way"],
+    "notes": ["one step was left out"],
+    "seconds": 3.2,
+    "of_another_tool": {"extra": 1},
 }  # fmt: skip
 SHAPES = {"": {"x": "int64[batch, seq]", "mask": "int64[batch, past + seq]"}}
 
@@ -73,6 +87,41 @@ def test_who_judged_an_output_stands_in_the_place_of_numbers():
     )
     assert ">scores<" in str(plots.errors_by_output(outputs)), "the others have their plot"
     assert ">boxes<" not in str(plots.errors_by_output(outputs))
+
+
+def test_a_diagnosis_is_shown_part_by_part(page):
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    for words in (
+        "captured ok 1.0e-07", "ONNX differs 5.0e-01", "%add_3 = aten.add.Tensor",
+        "jump: this node alone computes something else", "in ONNX Add -&gt; Relu", "float32[2, 3]",
+        "relative to its size 2.5e-01", "its own error 1.2e-01", "to blame the conversion", "3 of 4 values",
+        "mlp (call 1) (MLP)", "model.py:7 in forward: x + y", "x: float32[2, 3]",
+        "the model exports with it replaced by a custom op", "2 modules were not searched",
+        "masked rows : rows have no right value. Remedy: mask them https://example.org/why",
+        "repro.py fails the same way", "one step was left out", "It took 3.2 s.",
+        "More of the diagnosis of_another_tool extra 1",
+    ):  # fmt: skip
+        assert words in text, words
+    # No part of it as a dump of keys.
+    for key in ("own_outside", "parent_exports", "only_alone", "kernel_note", "onnx_nodes"):
+        assert f"<dt>{key}</dt>" not in page
+
+
+@pytest.mark.parametrize(
+    "diagnosis",
+    [{}, {"verdict": "not diagnosed: it depends on history"}, {"ladder": 3, "nodes": [], "pieces": "no"},
+     {"rungs": "none", "profile": [[1]], "culprits": {"a": 1}, "causes": "why", "reproduction": "text"},
+     {"nodes": {"first": {"name": "n"}}, "causes": [{"name": "n"}], "culprits": [{"path": "p"}]}],
+)  # fmt: skip
+def test_a_diagnosis_of_another_tool_does_not_break_the_page(diagnosis):
+    failed = record("net", "onnx-dynamo", "fail compare", message="off", diagnosis=diagnosis)
+    assert "FAIL compare" in html_page(data(failed))
+
+
+def test_a_known_cause_is_shown_without_a_diagnosis():
+    cause = {"name": "fixed axis", "sentence": "a plain number", "remedy": "look for int()", "link": ""}
+    failed = record("net", "onnx-dynamo", "fail export", message="no", causes=[cause])
+    assert "<strong>fixed axis</strong>: a plain number. Remedy: look for int()" in html_page(data(failed))
 
 
 class Parsed(HTMLParser):

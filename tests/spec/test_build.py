@@ -158,7 +158,7 @@ def test_failures(factory_spec, model, message):
 
 def test_the_users_traceback_is_in_the_details(factory_spec):
     details = failure(factory_spec('{factory: "f.py:breaks"}')).details
-    assert details[-2:] == ["ValueError: no weights", "second line"]
+    assert details[:2] == ["ValueError: no weights", "second line"]
     assert any("in inner" in line for line in details)
     assert not any("pytest_exportcheck" in line for line in details)
 

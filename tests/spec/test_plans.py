@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -42,13 +44,16 @@ def calls_spec(spec_of):
 
 
 def test_arguments(calls_spec):
-    spec = calls_spec(
+    calls = (
         "[{forward: {x: 'float32[2, 3]', n: null, t: {tuple: [1, 'int64[1] = 4']},"
         " s: {str: a}, d: {k: [true]}}},"
         " {forward: ['float32[2]', 4]}, {forward: {args: [1], kwargs: {b: 2.5}}}, {forward: {}}]"
     )
-    plans = plans_of(spec)
-    assert [(plan.index, plan.kind, plan.line) for plan in plans] == [(i, "forward", 3) for i in range(4)]
+    plans = plans_of(calls_spec(calls))
+    places = [f"a.yaml:3:{18 + found.start()}" for found in re.finditer("{forward", calls)]
+    assert [(plan.index, plan.kind, plan.place) for plan in plans] == [
+        (i, "forward", place) for i, place in enumerate(places)
+    ]
     first, second, third, fourth = run_all(plans)
     assert first["args"] == ()
     assert first["kwargs"]["x"].shape == (2, 3)

@@ -143,7 +143,7 @@ def test_callables(tmp_path, write):
         make("float32[2] by make.py:imagee", tmp_path)
     with pytest.raises(ObserveError, match=r"make.py:breaks raised ValueError: no image") as error:
         make("float32[2] by make.py:breaks", tmp_path)
-    assert error.value.details[-1] == "ValueError: no image"
+    assert error.value.details[-1].endswith('make.py:14 in breaks: raise ValueError("no image")')
     assert "make.py" in error.value.details[0]
     assert not any("imports.py" in line for line in error.value.details)
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from ...plurals import counted
 from .probe import Call, copy_arguments
 
 __all__ = [
@@ -152,7 +153,7 @@ def difference(a: Any, b: Any, path: str = "result", depth: int = 0) -> str | No
         return _first(difference(a[key], b[key], f"{path}.{key}", depth + 1) for key in a)
     if isinstance(a, (tuple, list)):
         if len(a) != len(b):
-            return f"{path}: {len(a)} items became {len(b)}"
+            return f"{path}: {counted(len(a), 'item')} became {len(b)}"
         pairs = enumerate(zip(a, b, strict=True))
         return _first(difference(x, y, f"{path}[{i}]", depth + 1) for i, (x, y) in pairs)
     plain = hasattr(a, "__dict__") and not callable(a) and type(a).__module__ != "builtins"

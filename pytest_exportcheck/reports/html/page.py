@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ..diagnosis import error_profile, guilty_line, rungs
+from ..diagnosis import causes, culprits, error_profile, first_node, guilty_line, left_over, rungs
 from ..matrix import Matrix, cell_text, counts, is_case
 from ..read import case_key, case_name
 from ..record import sort_key
@@ -150,12 +150,33 @@ def _cases(records: Sequence[Record]) -> list[dict[str, Any]]:
                 for stage, spent in (record.get("durations") or {}).items()
             },
             "guilty": guilty_line(record),
-            "rungs": [_Record(rung) for rung in rungs(record)],
+            "diagnosis": _diagnosis(record),
+            "causes": [_Record(cause) for cause in causes(record)],
             "plots": drawn.get(at),
             "time": times.get(at),
         }
         for at, record in enumerate(records)
     ]
+
+
+def _diagnosis(record: Record) -> dict[str, Any] | None:
+    """What the page shows of a diagnosis; ``None`` if there is none."""
+    found = record.get("diagnosis")
+    if not isinstance(found, dict):
+        return None
+    node = first_node(record)
+    ladder, pieces, told = found.get("ladder"), found.get("pieces"), found.get("reproduction")
+    return {
+        "facts": _Record(found),
+        "rungs": [_Record(rung) for rung in rungs(record)],
+        "sample": ladder.get("sample") if isinstance(ladder, dict) else None,
+        "node": _Record(node) if node is not None else None,
+        "profile": error_profile(record),
+        "culprits": [_Record(culprit) for culprit in culprits(record)],
+        "searched": pieces.get("note") if isinstance(pieces, dict) else None,
+        "reproduction": told if isinstance(told, list) else [told] if told else [],
+        "more": left_over(record),
+    }
 
 
 def _failed(record: Record) -> bool:

@@ -17,6 +17,8 @@ from markupsafe import Markup
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
+from ...plurals import counted
+
 __all__ = ["errors_by_node", "errors_by_output", "histogram", "node_counts", "time_by_stage"]
 
 #: Colours that stand for the page's: a stylesheet cannot reach what matplotlib writes into attributes.
@@ -160,7 +162,9 @@ def errors_by_output(outputs: Sequence[Mapping[str, Any]]) -> Markup | None:
             axes.plot(*zip(*places, strict=True), "|", color=_SECOND, markersize=11, label="atol")
             _legend(axes)
         axes.set_xscale("log")
-        axes.set_xlabel("max abs error" + (f" ({dropped} more outputs not shown)" if dropped else ""))
+        axes.set_xlabel(
+            "max abs error" + (f" ({counted(dropped, 'more output')} not shown)" if dropped else "")
+        )
 
     names = [output["path"] for output, _ in shown]
     return _draw(1.0 + 0.24 * len(shown), "error by output", paint, names, above=_LEGEND)
