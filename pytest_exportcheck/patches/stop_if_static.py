@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import traceback
+from collections.abc import Iterator
+from types import CodeType, FrameType
 from typing import Any
 
 from .patch import Patch
 
-__all__ = ["StaticAxisError", "stop_if_static_patch"]
+__all__ = ["FrozenAt", "StaticAxisError", "frozen_axes", "stop_if_static_patch"]
+
+#: Where a dynamic axis became a constant: (code, line, last instruction) of every frame, the innermost first.
+FrozenAt = tuple[tuple[CodeType, int, int], ...]
 
 _MACHINERY = tuple(
     f"{os.sep}{name}{os.sep}" for name in ("torch", "sympy", "pytest_exportcheck", "onnxscript", "onnx_ir")
@@ -40,15 +47,46 @@ class StaticAxisError(Exception):
 
 def _raising(original: Any) -> Any:
     def _set_replacement(self: Any, a: Any, tgt: Any, msg: str) -> None:
-        if getattr(tgt, "is_Integer", False) and self.replacements.get(a) != tgt:
-            sources = [_text(source) for source in self.var_to_sources.get(a, ())]
-            # A symbol without a source is data (``u0``), or made by the trace itself.
-            if sources and not str(a).startswith("u"):
-                place, line = _place()
-                raise StaticAxisError(str(a), int(tgt), sources, place, line)
+        sources = _frozen(self, a, tgt)
+        if sources:
+            place, line = _place()
+            raise StaticAxisError(str(a), int(tgt), sources, place, line)
         original(self, a, tgt, msg)
 
     return _set_replacement
+
+
+def _frozen(env: Any, a: Any, tgt: Any) -> list[str]:
+    """Where the symbol comes from, if a dynamic axis becomes a constant by this."""
+    if not getattr(tgt, "is_Integer", False) or env.replacements.get(a) == tgt or str(a).startswith("u"):
+        return []
+    # A symbol without a source is data (``u0``), or made by the trace itself.
+    return [_text(source) for source in env.var_to_sources.get(a, ())]
+
+
+@contextlib.contextmanager
+def frozen_axes() -> Iterator[list[FrozenAt]]:
+    """While active, where each dynamic axis becomes a constant is noted in the list, in order."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    found: list[FrozenAt] = []
+    original = ShapeEnv._set_replacement
+
+    def _set_replacement(self: Any, a: Any, tgt: Any, msg: str) -> None:
+        if _frozen(self, a, tgt):
+            frame: FrameType | None = sys._getframe(1)
+            frames = []
+            while frame is not None:
+                frames.append((frame.f_code, frame.f_lineno, frame.f_lasti))
+                frame = frame.f_back
+            found.append(tuple(frames))
+        original(self, a, tgt, msg)
+
+    ShapeEnv._set_replacement = _set_replacement  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        ShapeEnv._set_replacement = original  # type: ignore[method-assign]
 
 
 def _text(source: Any) -> str:

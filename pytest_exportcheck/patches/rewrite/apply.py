@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from ...pytrees.registration import register_flattening_functions
+from ..stop_if_static import FrozenAt, frozen_axes
 from .equality import difference, module_parts, plain_control_flow, restored
-from .locate import is_data_dependent, locate
+from .locate import is_data_dependent, locate, where_frozen
+from .loop_function import rewrite_loop
 from .probe import copy_arguments
 from .source import exchanged, read_source
 from .text import unified_diff
 from .transform import rewrite_function
-from .values import Export, Proof, RewriteRefused, Rewriting, RewrittenMethod
+from .values import Export, Proof, RewriteRefused, Rewriting, RewrittenMethod, Site
 
 __all__ = ["rewrite_for_export", "rewrite_until_exported", "rewritten_in_place"]
 
@@ -91,22 +93,27 @@ def rewrite_until_exported(
                 if methods:
                     _refuse_change(reference, _results(run, model), methods)
                 try:
-                    with restored(module_parts(model)):
+                    with restored(module_parts(model)), frozen_axes() as frozen:
                         export()
                     return Rewriting(methods)
                 except Exception as raised:
                     error = raised
-                if not is_data_dependent(error):
-                    return Rewriting(methods, None, error)
+                on_data = is_data_dependent(error)
                 try:
-                    site = locate(error)
+                    site = locate(error) if on_data else None
                     if count == limit:
                         raise RewriteRefused(
                             f"{limit} branches were rewritten, and one more stops the export",
                             "raise `limit`",
-                            site.place,
+                            site.place if site is not None else None,
                         )
-                    method = rewrite_function(site.function, lambda: _results(run, model), site)
+                    if site is not None:
+                        method = rewrite_function(site.function, lambda: _results(run, model), site)
+                    else:
+                        site, found_method = _first_loop(frozen, lambda: _results(run, model))
+                        if site is None or found_method is None:
+                            return Rewriting(methods, None, error)
+                        method = found_method
                     earlier = found.get(id(site.function))
                     if earlier is not None and method.code == earlier[1].code:
                         raise RewriteRefused(
@@ -120,6 +127,18 @@ def rewrite_until_exported(
                 method = _merged(earlier[1], method)
             found[id(site.function)] = (site.function, method)
     raise AssertionError("unreachable")
+
+
+def _first_loop(
+    frozen: Sequence[FrozenAt], run: Callable[[], Any]
+) -> tuple[Site | None, RewrittenMethod | None]:
+    """The first loop that made a dynamic axis a constant, rewritten."""
+    for one in frozen:
+        site = where_frozen(one)
+        method = rewrite_loop(site.function, run, site) if site is not None else None
+        if method is not None:
+            return site, method
+    return None, None
 
 
 def _merged(first: RewrittenMethod, second: RewrittenMethod) -> RewrittenMethod:

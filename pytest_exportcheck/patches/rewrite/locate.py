@@ -13,9 +13,10 @@ from types import CodeType, FunctionType, TracebackType
 
 import torch
 
+from ..stop_if_static import FrozenAt
 from .values import Place, RewriteRefused, Site
 
-__all__ = ["functions_of", "is_data_dependent", "locate"]
+__all__ = ["functions_of", "is_data_dependent", "locate", "where_frozen"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = str(Path(__file__).parents[2]) + os.sep
@@ -107,6 +108,17 @@ def locate(error: BaseException) -> Site:
         "index, or compute the result with tensor operations",
         nearest.place,
     )
+
+
+def where_frozen(found: FrozenAt) -> Site | None:
+    """The innermost line outside torch that made an axis a constant; `None` where no function has it."""
+    for code, line, instruction in found:
+        if code.co_filename.startswith((_TORCH, _OWN, "<string>", "<frozen")):
+            continue
+        functions = functions_of(code)
+        place = Place(code.co_filename, line, _column(code, instruction))
+        return Site(place, *functions[0]) if functions else None
+    return None
 
 
 def functions_of(code: CodeType) -> list[tuple[FunctionType, CodeType]]:
