@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -14,8 +15,23 @@ from .patch import Patch
 
 __all__ = ["FrozenAt", "StaticAxisError", "frozen_axes", "stop_if_static_patch"]
 
-#: Where a dynamic axis became a constant: (code, line, last instruction) of every frame, the innermost first.
-FrozenAt = tuple[tuple[CodeType, int, int], ...]
+
+@dataclass(frozen=True)
+class FrozenAt:
+    """Where the size of the example was baked in.
+
+    Attributes
+    ----------
+    frames:
+        (code, line, last instruction) of every frame, the innermost first.
+    axis:
+        Whether a dynamic axis became a constant by this, which no export allows; else it was a number made of
+        sizes (``range(x.shape[1] // 8)``).
+    """
+
+    frames: tuple[tuple[CodeType, int, int], ...]
+    axis: bool
+
 
 _MACHINERY = tuple(
     f"{os.sep}{name}{os.sep}" for name in ("torch", "sympy", "pytest_exportcheck", "onnxscript", "onnx_ir")
@@ -66,27 +82,39 @@ def _frozen(env: Any, a: Any, tgt: Any) -> list[str]:
 
 @contextlib.contextmanager
 def frozen_axes() -> Iterator[list[FrozenAt]]:
-    """While active, where each dynamic axis becomes a constant is noted in the list, in order."""
+    """While active, where sizes of the example are baked in is noted in the list, in order."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    environment: Any = ShapeEnv
     found: list[FrozenAt] = []
-    original = ShapeEnv._set_replacement
+    replace, evaluate = environment._set_replacement, environment.evaluate_expr
 
     def _set_replacement(self: Any, a: Any, tgt: Any, msg: str) -> None:
         if _frozen(self, a, tgt):
-            frame: FrameType | None = sys._getframe(1)
-            frames = []
-            while frame is not None:
-                frames.append((frame.f_code, frame.f_lineno, frame.f_lasti))
-                frame = frame.f_back
-            found.append(tuple(frames))
-        original(self, a, tgt, msg)
+            found.append(FrozenAt(_frames(), axis=True))
+        replace(self, a, tgt, msg)
 
-    ShapeEnv._set_replacement = _set_replacement  # type: ignore[method-assign]
+    def evaluate_expr(self: Any, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        free = getattr(orig_expr, "free_symbols", ())
+        sized = any(self.var_to_sources.get(symbol) for symbol in free)
+        if sized and not orig_expr.is_Symbol and not getattr(orig_expr, "is_Boolean", True):
+            found.append(FrozenAt(_frames(), axis=False))
+        return evaluate(self, orig_expr, *args, **kwargs)
+
+    environment._set_replacement, environment.evaluate_expr = _set_replacement, evaluate_expr
     try:
         yield found
     finally:
-        ShapeEnv._set_replacement = original  # type: ignore[method-assign]
+        environment._set_replacement, environment.evaluate_expr = replace, evaluate
+
+
+def _frames() -> tuple[tuple[CodeType, int, int], ...]:
+    frame: FrameType | None = sys._getframe(2)
+    frames = []
+    while frame is not None:
+        frames.append((frame.f_code, frame.f_lineno, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(frames)
 
 
 def _text(source: Any) -> str:

@@ -13,7 +13,7 @@ from torch.utils import _pytree
 
 from pytest_exportcheck.patches.rewrite import LoopProof, Rewriting, rewrite_for_export
 
-from .loop_forms import LOOPS, REFUSED
+from .loop_forms import LOOPS, REFUSED, OverBlocks, OverBlocksByTheCounter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -44,7 +44,7 @@ def fed(session: onnxruntime.InferenceSession, x: torch.Tensor) -> list[torch.Te
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_becomes_a_scan(name: str, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"onstrain|specialized"):
+    with pytest.raises(Exception, match=r"onstrain|specialized|data-dependent"):
         torch.export.export(LOOPS[name]().eval(), (x_of(2, 5),), dynamic_shapes=_SHAPES, strict=False)
     rewriting, programs = rewriting_of(LOOPS[name]().eval())
     assert rewriting.refused is None, rewriting.refused
@@ -57,18 +57,45 @@ def test_a_loop_becomes_a_scan(name: str, tmp_path: Path) -> None:
         assert proof.proven
         assert {1, 2, 3} <= {*proof.observed, *proof.made}
     assert "torch._higher_order_ops.scan(" in method.dump
-    file = tmp_path / "model.onnx"
-    torch.onnx.export(programs[0], verbose=False).save(file)
+    agree(LOOPS[name]().eval(), programs[0], tmp_path, ((2, 5), (1, 3), (4, 11), (3, 1)))
+
+
+def agree(
+    model: torch.nn.Module,
+    program: torch.export.ExportedProgram,
+    folder: Path,
+    sizes: tuple[tuple[int, int], ...],
+) -> None:
+    """The program, and what it converts to, give what the model gives at every size."""
+    file = folder / "model.onnx"
+    converted = torch.onnx.export(program, verbose=False)
+    assert converted is not None
+    converted.save(file)
     session = onnxruntime.InferenceSession(file)
-    fresh = LOOPS[name]().eval()
-    for batch, length in ((2, 5), (1, 3), (4, 11), (3, 1)):
+    for batch, length in sizes:
         x = x_of(batch, length)
         with torch.no_grad():
-            expected = [torch.as_tensor(one) for one in _pytree.tree_leaves(fresh(x.clone()))]
-        for got in (_pytree.tree_leaves(programs[0].module()(x.clone())), fed(session, x)):
+            expected = [torch.as_tensor(one) for one in _pytree.tree_leaves(model(x.clone()))]
+        for got in (_pytree.tree_leaves(program.module()(x.clone())), fed(session, x)):
             assert len(got) == len(expected)
             for a, b in zip(got, expected, strict=True):
                 torch.testing.assert_close(torch.as_tensor(a), b, atol=1e-5, rtol=1e-5)
+
+
+def test_a_number_of_blocks_that_is_baked_in(tmp_path: Path) -> None:
+    rewriting, programs = rewriting_of(OverBlocks().eval())
+    assert (rewriting.refused, rewriting.error) == (None, None)
+    assert [method.targets for method in rewriting.methods] == [("scan",)]
+    sizes = ((2, 5), (1, 3), (4, 11), (3, 17))
+    with pytest.raises(Exception, match=r"Guard failed|differ|shape|size"):
+        agree(OverBlocks().eval(), programs[0], tmp_path, sizes)  # without the rewriting
+    agree(OverBlocks().eval(), programs[-1], tmp_path, sizes)
+
+
+def test_a_loop_that_exports_and_cannot_be_a_scan_stays() -> None:
+    rewriting, programs = rewriting_of(OverBlocksByTheCounter().eval())
+    assert rewriting == Rewriting(())
+    assert len(programs) == 1
 
 
 @pytest.mark.parametrize("name", REFUSED)

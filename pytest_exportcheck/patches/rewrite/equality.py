@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
+from ..operators import forget_captures
 from .probe import Call, copy_arguments
 
 __all__ = [
@@ -198,6 +199,7 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
 
     def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
         if torch.compiler.is_compiling():
+            forget_captures(real_cond)
             return real_cond(pred, true_fn, false_fn, tuple(operands))
         taken, other = (true_fn, false_fn) if bool(pred) else (false_fn, true_fn)
         if both:
@@ -206,6 +208,7 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
 
     def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Sequence[Any]) -> Any:
         if torch.compiler.is_compiling():
+            forget_captures(real_while_loop)
             return real_while_loop(cond_fn, body_fn, carried_inputs)  # type: ignore[no-untyped-call]
         carried = tuple(carried_inputs)
         if both:
@@ -216,6 +219,7 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
 
     def scan(combine_fn: Any, init: Any, xs: Any) -> Any:
         if torch.compiler.is_compiling():
+            forget_captures(real_scan)
             return real_scan(combine_fn, init, xs)
         return _scan(combine_fn, init, xs)
 
@@ -239,9 +243,10 @@ def _scan(combine_fn: Any, init: Any, xs: Any) -> Any:
         found.append(given)
     if found:
         return carried, _pytree.tree_map(lambda *rows: torch.stack(rows), *found)
-    _, given = combine_fn(
-        copy_arguments(init), _pytree.tree_map(lambda x: x.new_zeros(tuple(x.shape[1:])), xs)
-    )
+    given = ()
+    with contextlib.suppress(Exception):  # a round that nobody asked for
+        zeros = _pytree.tree_map(lambda x: x.new_zeros(tuple(x.shape[1:])), xs)
+        _, given = combine_fn(copy_arguments(init), zeros)
     return carried, _pytree.tree_map(lambda y: y.new_empty((0, *y.shape)), given)
 
 

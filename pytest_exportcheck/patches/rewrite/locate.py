@@ -110,14 +110,11 @@ def locate(error: BaseException) -> Site:
     )
 
 
-def where_frozen(found: FrozenAt) -> Site | None:
-    """The innermost line outside torch that made an axis a constant; `None` where no function has it."""
-    for code, line, instruction in found:
-        if code.co_filename.startswith((_TORCH, _OWN, "<string>", "<frozen")):
-            continue
-        functions = functions_of(code)
-        place = Place(code.co_filename, line, _column(code, instruction))
-        return Site(place, *functions[0]) if functions else None
+def where_frozen(found: FrozenAt) -> tuple[Place, CodeType] | None:
+    """The innermost line outside torch that baked a size in; `None` where there is none."""
+    for code, line, instruction in found.frames:
+        if not code.co_filename.startswith((_TORCH, _OWN, "<string>", "<frozen")):
+            return Place(code.co_filename, line, _column(code, instruction)), code
     return None
 
 

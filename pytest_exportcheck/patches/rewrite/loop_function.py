@@ -25,8 +25,9 @@ from .values import LoopProof, Place, Proof, RewriteRefused, RewrittenMethod, Si
 
 __all__ = ["loop_at", "rewrite_loop"]
 
-#: Numbers of rounds that are tried beside the observed ones.
+#: Lengths of axes that are tried beside the observed ones; the long ones for loops over blocks.
 _LENGTHS = (0, 1, 2, 3, 5, 8)
+_LONG = (65, 130)
 
 
 def loop_at(source: FunctionSource, place: Place) -> ast.For | ast.ListComp | None:
@@ -64,8 +65,13 @@ def rewrite_loop(function: FunctionType, run: Run, site: Site) -> RewrittenMetho
     RewriteRefused
         What cannot be rewritten, or a result that differs.
     """
-    source = read_source(function)
-    loop = loop_at(source, site.place) if site.code is function.__code__ else None
+    if site.code is not function.__code__:
+        return None
+    try:
+        source = read_source(function)
+    except RewriteRefused:
+        return None
+    loop = loop_at(source, site.place)
     if loop is None:
         return None
     at = source.place(_head(loop))
@@ -152,7 +158,10 @@ def _as_statement(source: FunctionSource, found: ast.ListComp) -> tuple[Function
                 changes = {part: block(inner) for part in parts if (inner := getattr(stmt, part, None))}
                 made.append(changed(stmt, **changes))
             else:
-                if found not in unconditional(stmt):
+                parents = [
+                    n for n in [stmt, *unconditional(stmt)] if not isinstance(n, (ast.IfExp, ast.BoolOp))
+                ]
+                if not any(child is found for n in parents for child in ast.iter_child_nodes(n)):
                     raise refuse("is only sometimes computed")
                 new, loop = comprehension_as_loop(stmt, found, fresh)
                 loops.append(loop)
@@ -250,23 +259,24 @@ def _rounds(watched: FunctionType, call: Call) -> int | None:
     return rounds // runs if runs and rounds % runs == 0 else None
 
 
-def _axes(calls: Sequence[Call], rounds: Sequence[int | None]) -> list[tuple[Any, int]]:
-    """The axes of the arguments that are as long as the loop has rounds, in every call: (path, axis).
+def _axes(calls: Sequence[Call]) -> list[tuple[int, list[tuple[Any, int]]]]:
+    """The axes of the arguments that are equally long in every call: (length in the first, [(path, axis)]).
 
     The axis of a number is -1.
     """
-    found: set[tuple[Any, int]] | None = None
-    for call, count in zip(calls, rounds, strict=True):
-        if not count:
-            continue
-        here = set()
+    groups: dict[tuple[int | None, ...], list[tuple[Any, int]]] = {}
+    sizes: list[dict[tuple[Any, int], int]] = []
+    for call in calls:
+        here: dict[tuple[Any, int], int] = {}
         for path, leaf in _pytree.tree_flatten_with_path(dict(call.values))[0]:
             if isinstance(leaf, torch.Tensor):
-                here |= {(path, axis) for axis, size in enumerate(leaf.shape) if size == count}
-            elif type(leaf) is int and leaf == count:
-                here.add((path, -1))
-        found = here if found is None else found & here
-    return sorted(found or (), key=str)
+                here |= {(path, axis): size for axis, size in enumerate(leaf.shape)}
+            elif type(leaf) is int:
+                here[path, -1] = leaf
+        sizes.append(here)
+    for key, size in sizes[0].items() if sizes else ():
+        groups.setdefault((size, *(one.get(key) for one in sizes[1:])), []).append(key)
+    return [(key[0] or 0, group) for key, group in groups.items() if any(axis >= 0 for _, axis in group)]
 
 
 def _resized(call: Call, axes: Sequence[tuple[Any, int]], length: int) -> Call:
@@ -308,17 +318,14 @@ def _proven(
     rounds = [_rounds(watched, call) for call in calls]
     for position, call in enumerate(calls):
         compare(call, f"observed call {position}")
-    axes = _axes(calls, rounds)
-    longest = max((count for count in rounds if count), default=0)
-    made: list[int] = []
-    raising: list[int] = []
-    for length in [*_LENGTHS, longest + 1] if axes else []:
-        call = next(c for c, count in zip(calls, rounds, strict=True) if count)
-        resized = _resized(call, axes, length)
-        if _rounds(watched, resized) != length:
-            continue
-        (made if compare(resized, f"{length} rounds") else raising).append(length)
+    made: set[int] = set()
+    raising: set[int] = set()
+    for size, axes in _axes(calls):
+        for length in (*_LENGTHS, size + 1, *_LONG):
+            if size:
+                resized = _resized(calls[0], axes, length)
+                count = _rounds(watched, resized)
+                if count is not None and count not in (*rounds, *made):
+                    (made if compare(resized, f"{count} rounds") else raising).add(count)
     observed = sorted({count for count in rounds if count is not None})
-    return LoopProof(
-        place, text, tuple(observed), tuple(sorted(set(made) - set(observed))), tuple(sorted(set(raising)))
-    )
+    return LoopProof(place, text, tuple(observed), tuple(sorted(made)), tuple(sorted(raising - made)))

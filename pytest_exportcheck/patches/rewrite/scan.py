@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from .folds import changed
+from .folds import SpelledSuper, changed
 from .forms import Form, has_number, merged, output
 from .iteration import Counter, Iteration, iteration_of
 from .loops import IndexByTensor
@@ -75,6 +75,8 @@ class ScanEmitter:
         self.used = (
             loads(node) | assigned(node) | {arg.arg for arg in ast.walk(node) if isinstance(arg, ast.arg)}
         )
+        arguments = [*source.node.args.posonlyargs, *source.node.args.args]
+        self.first = arguments[0].arg if arguments else ""
         self.notes: list[str] = []
         self.place = source.place(loop)
         self.text = f"for {ast.unparse(loop.target)} in {ast.unparse(loop.iter)}"
@@ -280,7 +282,7 @@ class ScanEmitter:
             for text in {*self.before, *self.ends}
             if {k.kind for k in self.before.get(text, set()) | self.ends.get(text, set())} == {"tensor"}
         }
-        body = out_of_place(body, tensors)
+        body = out_of_place(body, tensors | {text for text, form in carried.items() if form.kind == "number"})
         fixed = {
             text: len(next(iter(self.before[text])).shape or ())
             for text in tensors - assigned(body) - mutated(body) - bound
@@ -377,10 +379,12 @@ class ScanEmitter:
         head: list[ast.stmt] = []
 
         def hand_out(target: ast.expr, value: ast.expr, stem: str) -> None:
-            text = self._fresh(stem)
-            setup.append(assign(text, value))
+            if not isinstance(value, ast.Name):
+                text = self._fresh(stem)
+                setup.append(assign(text, value))
+                value = name(text)
             items.append(target)
-            given.append(name(text))
+            given.append(value)
 
         for rows in over.rows:
             target = copy.deepcopy(rows.target)
@@ -429,7 +433,7 @@ class ScanEmitter:
             ast.Assign(targets=[_tuple(inner, store=True)], value=name(parameters[0])),
             ast.Assign(targets=[_tuple(items, store=True)], value=name(parameters[1])),
             *head,
-            *[stmt for stmt in body if not isinstance(stmt, ast.Pass)],
+            *[SpelledSuper(self.first).visit(stmt) for stmt in body if not isinstance(stmt, ast.Pass)],
             ast.Return(value=_tuple([_tuple(ends), _tuple(values)])),
         ]
         call = expression(
