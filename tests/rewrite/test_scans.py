@@ -31,7 +31,7 @@ def rewriting_of(model: torch.nn.Module) -> tuple[Rewriting, list[torch.export.E
     def export() -> None:
         # As the exporter for ONNX does: a size of 1 is a size as any other.
         config: Any = torch.fx.experimental._config
-        with config.patch(backed_size_oblivious=True):
+        with torch.no_grad(), config.patch(backed_size_oblivious=True):
             programs.append(torch.export.export(model, (x_of(2, 5),), dynamic_shapes=_SHAPES, strict=False))
 
     return rewrite_for_export(model, (x_of(2, 5),), calls=[((x_of(3, 7),), {})], export=export), programs
