@@ -12,7 +12,9 @@ import torch
 from torch.utils import _pytree
 
 from pytest_exportcheck.patches.rewrite import LoopProof, Rewriting, rewrite_for_export
+from tests.engine.helpers import make_run
 
+from .helpers import verdict
 from .loop_forms import LOOPS, REFUSED, OverBlocks, OverBlocksByTheCounter
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -106,3 +108,66 @@ def test_a_loop_that_cannot_be_a_scan_is_refused(name: str) -> None:
     assert re.search(message, rewriting.refused.message), rewriting.refused.message
     assert rewriting.refused.place is not None
     assert rewriting.refused.place.file.endswith("loop_forms.py")
+
+
+_MAMBA = """
+import transformers as T
+
+
+def build_model():
+    torch.manual_seed(0)
+    config = T.MambaConfig(
+        vocab_size=99, hidden_size=8, num_hidden_layers=1, state_size=4, conv_kernel=4, expand=2,
+        time_step_rank=2,
+    )
+    return T.MambaForCausalLM(config).eval()
+
+
+def calls():
+    return [((), dict(input_ids=torch.randint(5, 90, s), use_cache=False)) for s in ((2, 7), (3, 11))]
+"""
+
+
+def test_a_mamba_of_a_spec(tmp_path: Path) -> None:
+    run = make_run(tmp_path, _MAMBA)
+    assert verdict(run, "onnx-dynamo", "none")[0] == "export"
+    for exporter in ("torch-export", "onnx-dynamo"):
+        stage, failure, record = verdict(run, exporter, "rewrite")
+        assert (stage, failure) == ("pass", None)
+        name = "transformers.models.mamba.modeling_mamba.mamba_selective_scan"
+        assert record["patches"]["rewritten"] == {name: ["scan"]}
+        assert name in record["patches"]["nodes"]
+
+
+class DeltaRule(torch.nn.Module):
+    def forward(self, query, key, value, decay, beta):
+        from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule as rule
+
+        return rule(query, key, value, decay, beta, chunk_size=3, output_final_state=True)
+
+
+def test_the_chunks_of_the_gated_delta_rule() -> None:
+    def inputs(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+        query, key, value = (x_of(batch, length).reshape(batch, length, 2, 2) * k for k in (0.5, 0.3, 1.0))
+        return query, key, value, -query[..., 0].abs(), key[..., 0].sigmoid()
+
+    shapes = tuple({0: _DYNAMIC, 1: _DYNAMIC} for _ in range(5))
+    programs = []
+
+    def export() -> None:
+        with torch.no_grad():
+            example = inputs(2, 8)
+            programs.append(torch.export.export(DeltaRule(), example, dynamic_shapes=shapes, strict=False))
+
+    rewriting = rewrite_for_export(DeltaRule(), inputs(2, 8), calls=[(inputs(3, 5), {})], export=export)
+    assert [(method.target.rpartition(".")[2], method.targets) for method in rewriting.methods] == [
+        ("torch_chunk_gated_delta_rule", ("scan",))
+    ]
+    baked, rewritten = programs[0].module(), programs[-1].module()
+    for length in (7, 11, 20):
+        given = inputs(3, length)
+        with torch.no_grad():
+            for a, b in zip(rewritten(*given), DeltaRule()(*given), strict=True):
+                torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+    with pytest.raises(AssertionError, match="Guard failed"):
+        baked(*inputs(3, 20))
