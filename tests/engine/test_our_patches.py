@@ -172,6 +172,22 @@ def calls():
     return [((torch.rand(2, 5), torch.rand(3)), {}), ((torch.rand(4, 5), torch.rand(2)), {})]
 """
 
+_CHECKED = """
+class Checked(nn.Module):
+    def forward(self, image, features):
+        # Language models with images check that there is a place for each feature.
+        torch._check_tensor_all(image.sum() == features.shape[0])
+        return torch.cumsum(image, 0) * features.sum()
+
+
+def build_model():
+    return Checked()
+
+
+def calls():
+    return [((torch.ones(n, dtype=torch.int64), torch.rand(n, 3)), {}) for n in (4, 7)]
+"""
+
 _MAMBA = """
 def build_model():
     config = T.MambaConfig(
@@ -202,6 +218,7 @@ _CASES = {
     "experts": (_MIXTRAL, "onnx-dynamo", "transformers", "convert", "moe.grouped_mm_experts_forward"),
     "masked rows": (_PADDED, "onnx-dynamo", "torch", "compare", "functional.scaled_dot_product_attention"),
     "repeat_interleave": (_REPEATED, "onnx-dynamo", "torch", "run", "Tensor.repeat_interleave"),
+    "checks of tensors": (_CHECKED, "onnx-dynamo", "torch", "convert", "Tensor._is_all_true"),
 }
 
 

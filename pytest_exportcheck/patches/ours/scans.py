@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..edits import edited
+from ..operators import scan
 from ..patch import Patch, module_loaded
 
 __all__ = ["scan_patches"]
@@ -34,7 +35,6 @@ def _over_time(
 
     `decay` and `added` are [batch, width, time, n], `read` is [batch, time, n].
     """
-    from torch._higher_order_ops.scan import scan
 
     def step(carried: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         kept, new, weights = inputs

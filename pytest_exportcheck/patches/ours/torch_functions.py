@@ -47,6 +47,14 @@ def _repeat_by_expanding(original: Any) -> Any:
     return repeat_interleave
 
 
+def _all_of_it(original: Any) -> Any:
+    def _is_all_true(self: torch.Tensor) -> torch.Tensor:
+        # The operator takes booleans only, and says so.
+        return self.all() if self.dtype == torch.bool else original(self)
+
+    return _is_all_true
+
+
 def torch_patches(model: Any, target: str) -> list[Patch]:
     """Every patch of torch."""
     why_repeat = (
@@ -57,6 +65,14 @@ def torch_patches(model: Any, target: str) -> list[Patch]:
             "torch.nn.functional.scaled_dot_product_attention",
             _masked_rows_are_zero,
             why="a row whose mask allows nothing is 0 in torch, and something else in the ONNX graph",
+            versions=_TORCH,
+            wraps=True,
+            runtimes=("onnx",),
+        ),
+        Patch(
+            "torch.Tensor._is_all_true",
+            _all_of_it,
+            why="torch.onnx has no function for aten._is_all_true, which torch._check_tensor_all asks",
             versions=_TORCH,
             wraps=True,
             runtimes=("onnx",),

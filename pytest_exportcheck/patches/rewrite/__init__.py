@@ -6,10 +6,11 @@ from .apply import rewrite_for_export, rewrite_until_exported, rewritten_in_plac
 from .locate import locate
 from .patches import patches_for
 from .transform import rewrite_function, transform_method
-from .values import BranchProof, Place, Proof, RewriteRefused, Rewriting, RewrittenMethod, Site
+from .values import BranchProof, LoopProof, Place, Proof, RewriteRefused, Rewriting, RewrittenMethod, Site
 
 __all__ = [
     "BranchProof",
+    "LoopProof",
     "Place",
     "Proof",
     "RewriteRefused",

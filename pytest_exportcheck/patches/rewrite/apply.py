@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
 from ...pytrees.registration import register_flattening_functions
+from ..stop_if_static import FrozenAt, frozen_axes
 from .equality import difference, module_parts, plain_control_flow, restored
-from .locate import is_data_dependent, locate
+from .locate import functions_of, is_data_dependent, locate, where_frozen
+from .loop_function import rewrite_loop
 from .probe import copy_arguments
 from .source import exchanged, read_source
 from .text import unified_diff
 from .transform import rewrite_function
-from .values import Export, Proof, RewriteRefused, Rewriting, RewrittenMethod
+from .values import Export, Place, Proof, RewriteRefused, Rewriting, RewrittenMethod, Site
 
 __all__ = ["rewrite_for_export", "rewrite_until_exported", "rewritten_in_place"]
 
@@ -83,30 +85,41 @@ def rewrite_until_exported(
     data-dependent branch is left to the caller: it is `Rewriting.error`, and `refused` is `None`.
     """
     found: dict[int, tuple[FunctionType, RewrittenMethod]] = {}
+    exported: tuple[RewrittenMethod, ...] | None = None  # with which it exported, sizes baked in
+    tried: set[Place] = set()
+
+    def again() -> Any:
+        return _results(run, model)
+
     with register_flattening_functions():
         reference = _results(run, model)
         for count in range(limit + 1):
             methods = tuple(method for _, method in found.values())
+            error: Exception | None = None
             with rewritten_in_place(methods):
                 if methods:
                     _refuse_change(reference, _results(run, model), methods)
                 try:
-                    with restored(module_parts(model)):
+                    with restored(module_parts(model)), frozen_axes() as frozen:
                         export()
-                    return Rewriting(methods)
                 except Exception as raised:
                     error = raised
-                if not is_data_dependent(error):
-                    return Rewriting(methods, None, error)
+                if error is not None and exported is not None:
+                    return Rewriting(exported)
                 try:
-                    site = locate(error)
-                    if count == limit:
+                    site = locate(error) if error is not None and is_data_dependent(error) else None
+                    if site is not None and count < limit:
+                        method: RewrittenMethod | None = rewrite_function(site.function, again, site)
+                    elif site is None and count < limit:
+                        site, method = _first_loop(frozen, again, tried, exports=error is None)
+                    if site is not None and count == limit:
                         raise RewriteRefused(
                             f"{limit} branches were rewritten, and one more stops the export",
                             "raise `limit`",
                             site.place,
                         )
-                    method = rewrite_function(site.function, lambda: _results(run, model), site)
+                    if site is None or method is None:
+                        return Rewriting(methods, None, error)
                     earlier = found.get(id(site.function))
                     if earlier is not None and method.code == earlier[1].code:
                         raise RewriteRefused(
@@ -116,10 +129,50 @@ def rewrite_until_exported(
                         )
                 except RewriteRefused as refused:
                     return Rewriting(methods, refused, error)
+            if error is None:
+                exported = methods
             if earlier is not None:
                 method = _merged(earlier[1], method)
             found[id(site.function)] = (site.function, method)
     raise AssertionError("unreachable")
+
+
+def _first_loop(
+    frozen: Sequence[FrozenAt], run: Callable[[], Any], tried: set[Place], *, exports: bool
+) -> tuple[Site | None, RewrittenMethod | None]:
+    """The first loop whose number of rounds was baked in, rewritten.
+
+    Parameters
+    ----------
+    tried:
+        Places that were looked at before; filled.
+    exports:
+        The model exports as it is: a loop that cannot be rewritten stays. Otherwise the first one that makes
+        a dynamic axis a constant is refused.
+    """
+    refusal: RewriteRefused | None = None
+    places: dict[tuple[Place, CodeType], bool] = {}
+    for one in frozen:
+        where = where_frozen(one)
+        if where is not None:
+            places[where] = one.axis or places.get(where, False)
+    for (place, code), axis in places.items():
+        functions = functions_of(code) if not exports or place not in tried else []
+        if not functions:
+            continue
+        tried.add(place)
+        site = Site(place, *functions[0])
+        try:
+            method = rewrite_loop(site.function, run, site)
+        except RewriteRefused as refused:
+            if axis and not exports and refusal is None:
+                refusal = refused
+            continue
+        if method is not None:
+            return site, method
+    if refusal is not None:
+        raise refusal
+    return None, None
 
 
 def _merged(first: RewrittenMethod, second: RewrittenMethod) -> RewrittenMethod:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from .folds import changed, same
+from .folds import SpelledSuper, changed, same
 from .forms import Form, has_number, is_operand, merged, output, selectable
 from .loops import IndexByTensor
 from .names import (
@@ -506,7 +506,9 @@ class Emitter:
             for p in sorted(mutated(block))
             if _changed_in_place(p, block, before)
         ]
-        body += [_Super(self.first).visit(copy.deepcopy(s)) for s in block if not isinstance(s, ast.Pass)]
+        body += [
+            SpelledSuper(self.first).visit(copy.deepcopy(s)) for s in block if not isinstance(s, ast.Pass)
+        ]
         values = [output(name(out), form, _own) for out, form in forms.items()]
         if not values:  # a branch that only checks still gives something
             values = [expression("torch.zeros(())")]
@@ -582,18 +584,6 @@ class Emitter:
                 nature = "tensor"
             natures.add(nature)
         return self.predicate(test, "tensor" if natures == {"tensor"} or loads(test) & carried else "symbol")
-
-
-class _Super(ast.NodeTransformer):
-    """``super()`` needs the frame of the method; in a nested function it is spelled out."""
-
-    def __init__(self, first: str) -> None:
-        self.first = first
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
-            return expression(f"super(__class__, {self.first})")
-        return self.generic_visit(node)
 
 
 def _captured(node: FunctionNode) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
@@ -13,6 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from ...plurals import counted
+from ..operators import forget_captures
 from .probe import Call, copy_arguments
 
 __all__ = [
@@ -183,7 +185,7 @@ def outcomes_differ(a: Outcome, b: Outcome) -> str | None:
 
 @contextlib.contextmanager
 def plain_control_flow(*, both: bool = False) -> Iterator[None]:
-    """Outside of captures `torch.cond` and `torch.while_loop` run as Python.
+    """Outside of captures `torch.cond`, `torch.while_loop` and scans run as Python.
 
     Eager would compile each of them, for every shape anew.
 
@@ -193,10 +195,12 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
         The branch that is not taken runs too, on copies, before the other one: that is what a capture
         does, so an effect of a branch on anything but tensors shows.
     """
-    real_cond, real_while_loop = torch.cond, torch.while_loop
+    operators: Any = torch._higher_order_ops
+    real_cond, real_while_loop, real_scan = torch.cond, torch.while_loop, operators.scan
 
     def cond(pred: Any, true_fn: Any, false_fn: Any, operands: Sequence[Any] = ()) -> Any:
         if torch.compiler.is_compiling():
+            forget_captures(real_cond)
             return real_cond(pred, true_fn, false_fn, tuple(operands))
         taken, other = (true_fn, false_fn) if bool(pred) else (false_fn, true_fn)
         if both:
@@ -205,6 +209,7 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
 
     def while_loop(cond_fn: Any, body_fn: Any, carried_inputs: Sequence[Any]) -> Any:
         if torch.compiler.is_compiling():
+            forget_captures(real_while_loop)
             return real_while_loop(cond_fn, body_fn, carried_inputs)  # type: ignore[no-untyped-call]
         carried = tuple(carried_inputs)
         if both:
@@ -213,11 +218,41 @@ def plain_control_flow(*, both: bool = False) -> Iterator[None]:
             carried = tuple(body_fn(*carried))
         return carried
 
-    torch.cond, torch.while_loop = cond, while_loop
+    def scan(combine_fn: Any, init: Any, xs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            forget_captures(real_scan)
+            return real_scan(combine_fn, init, xs)
+        return _scan(combine_fn, init, xs)
+
+    torch.cond, torch.while_loop, operators.scan = cond, while_loop, scan
     try:
         yield
     finally:
-        torch.cond, torch.while_loop = real_cond, real_while_loop
+        torch.cond, torch.while_loop, operators.scan = real_cond, real_while_loop, real_scan
+
+
+def _scan(combine_fn: Any, init: Any, xs: Any) -> Any:
+    """What the operator computes; it takes an axis of no elements too, which the operator does not."""
+    lengths = {x.shape[0] for x in _pytree.tree_leaves(xs)}
+    if len(lengths) != 1:
+        raise RuntimeError(f"a scan over axes of different lengths, {sorted(lengths)}")
+    carried, found = init, []
+    for index in range(lengths.pop()):
+        carried, given = combine_fn(carried, _pytree.tree_map(operator.itemgetter(index), xs))
+        if [_meta(x) for x in _pytree.tree_leaves(carried)] != [_meta(x) for x in _pytree.tree_leaves(init)]:
+            raise RuntimeError("what a scan carries changes its shape or dtype")
+        found.append(given)
+    if found:
+        return carried, _pytree.tree_map(lambda *rows: torch.stack(rows), *found)
+    given = ()
+    with contextlib.suppress(Exception):  # a round that nobody asked for
+        zeros = _pytree.tree_map(lambda x: x.new_zeros(tuple(x.shape[1:])), xs)
+        _, given = combine_fn(copy_arguments(init), zeros)
+    return carried, _pytree.tree_map(lambda y: y.new_empty((0, *y.shape)), given)
+
+
+def _meta(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
+    return tensor.dtype, tensor.shape
 
 
 def _aside(function: Any, operands: Sequence[Any]) -> None:

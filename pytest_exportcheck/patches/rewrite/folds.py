@@ -9,10 +9,18 @@ from typing import Any
 
 from .names import contains, in_place, own_nodes
 from .source import FunctionSource
-from .tests_in import assign
+from .tests_in import assign, expression
 from .values import RewriteRefused
 
-__all__ = ["changed", "fold_jumps", "fold_returns", "same", "unconditional", "written_attributes"]
+__all__ = [
+    "SpelledSuper",
+    "changed",
+    "fold_jumps",
+    "fold_returns",
+    "same",
+    "unconditional",
+    "written_attributes",
+]
 
 
 def same(made: Sequence[ast.stmt], stmts: Sequence[ast.stmt]) -> bool:
@@ -107,3 +115,15 @@ def written_attributes(stmts: Sequence[ast.stmt]) -> dict[str, ast.Attribute]:
                 read.ctx = ast.Load()
                 found.setdefault(ast.unparse(read), read)
     return found
+
+
+class SpelledSuper(ast.NodeTransformer):
+    """``super()`` needs the frame of the method; in a nested function it is spelled out."""
+
+    def __init__(self, first: str) -> None:
+        self.first = first
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if isinstance(node.func, ast.Name) and node.func.id == "super" and not node.args:
+            return expression(f"super(__class__, {self.first})")
+        return self.generic_visit(node)

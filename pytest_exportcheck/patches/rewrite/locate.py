@@ -13,9 +13,10 @@ from types import CodeType, FunctionType, TracebackType
 
 import torch
 
+from ..stop_if_static import FrozenAt
 from .values import Place, RewriteRefused, Site
 
-__all__ = ["functions_of", "is_data_dependent", "locate"]
+__all__ = ["functions_of", "is_data_dependent", "locate", "where_frozen"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OWN = str(Path(__file__).parents[2]) + os.sep
@@ -107,6 +108,14 @@ def locate(error: BaseException) -> Site:
         "index, or compute the result with tensor operations",
         nearest.place,
     )
+
+
+def where_frozen(found: FrozenAt) -> tuple[Place, CodeType] | None:
+    """The innermost line outside torch that baked a size in; `None` where there is none."""
+    for code, line, instruction in found.frames:
+        if not code.co_filename.startswith((_TORCH, _OWN, "<string>", "<frozen")):
+            return Place(code.co_filename, line, _column(code, instruction)), code
+    return None
 
 
 def functions_of(code: CodeType) -> list[tuple[FunctionType, CodeType]]:

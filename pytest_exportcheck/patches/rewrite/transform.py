@@ -17,9 +17,9 @@ from .source import FunctionNode, compile_function, exchanged, plain_function, r
 from .structure import FIRST_BRANCH, Structurer
 from .tests_in import atoms, branch_of, number_tests, with_probes
 from .text import rewritten_text, unified_diff
-from .values import RewriteRefused, RewrittenMethod, Site
+from .values import BranchProof, RewriteRefused, RewrittenMethod, Site
 
-__all__ = ["Run", "record_calls", "rewrite_function", "transform_method"]
+__all__ = ["Run", "parsed", "record_calls", "rewrite_function", "transform_method", "twin"]
 
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -96,11 +96,11 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
             site.place if site is not None else place,
         )
     text = rewritten_text(source, emitted)
-    made = compile_function(source, _parsed(text), text)
+    made = compile_function(source, parsed(text), text)
     asking = Emitter(source, structure, kinds, probed=True).function(structured)
-    forced = compile_function(source, _parsed(ast.unparse(ast.fix_missing_locations(asking))))
+    forced = compile_function(source, parsed(ast.unparse(ast.fix_missing_locations(asking))))
     proof = prove(
-        _twin(function),
+        twin(function),
         made,
         branches,
         calls,
@@ -108,7 +108,7 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
         forced=forced,
         new_probe=lambda: Probe(limit=0, once=_loops(structured)),
     )
-    missed = [branch for branch in proof.branches if not branch.proven]
+    missed = [one for one in proof.branches if isinstance(one, BranchProof) and not one.proven]
     if missed:
         raise RewriteRefused(
             f"the rewriting of `{missed[0].test}` is not proven where it is {missed[0].outcome} "
@@ -130,7 +130,8 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
     )
 
 
-def _parsed(text: str) -> FunctionNode:
+def parsed(text: str) -> FunctionNode:
+    """The tree of the source of one function."""
     node = ast.parse(text).body[0]
     assert isinstance(node, FunctionNode)
     return node
@@ -147,7 +148,7 @@ def _loops(tree: ast.AST) -> set[int]:
     return found
 
 
-def _twin(function: FunctionType) -> FunctionType:
+def twin(function: FunctionType) -> FunctionType:
     """A function of its own with the same code, which `exchanged` does not reach."""
     made = FunctionType(
         function.__code__,

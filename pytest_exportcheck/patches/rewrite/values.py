@@ -12,6 +12,7 @@ from ...errors import PatchError
 __all__ = [
     "BranchProof",
     "Export",
+    "LoopProof",
     "Place",
     "Proof",
     "RewriteRefused",
@@ -99,6 +100,35 @@ class BranchProof:
 
 
 @dataclass(frozen=True)
+class LoopProof:
+    """The numbers of rounds of a loop under which original and rewritten function were compared.
+
+    Attributes
+    ----------
+    observed, made:
+        Of observed calls, and of calls whose tensors were made longer or shorter.
+    raising:
+        Numbers at which the original itself raises.
+    """
+
+    place: Place
+    loop: str
+    observed: tuple[int, ...]
+    made: tuple[int, ...]
+    raising: tuple[int, ...] = ()
+
+    @property
+    def proven(self) -> bool:
+        """Whether two numbers of rounds were compared: one says nothing about the axis."""
+        return len({*self.observed, *self.made}) > 1
+
+    def __str__(self) -> str:
+        parts = [("observed", self.observed), ("made", self.made), ("the original raises", self.raising)]
+        text = "; ".join(f"{word}: {', '.join(map(str, numbers))}" for word, numbers in parts if numbers)
+        return f"{self.place}: `{self.loop}`, rounds {text}"
+
+
+@dataclass(frozen=True)
 class Proof:
     """The comparison in eager of a rewritten function with its original, outcome by outcome.
 
@@ -106,7 +136,7 @@ class Proof:
     equal.
     """
 
-    branches: tuple[BranchProof, ...]
+    branches: tuple[BranchProof | LoopProof, ...]
     runs: int
 
     @property
@@ -136,8 +166,8 @@ class RewrittenMethod:
         Unified diff of the sources.
     targets:
         What the branches became, in order: ``torch.where``, ``torch.cond``, ``torch.while_loop``,
-        ``torch._assert_async``, ``torch._check``, ``tensor operators``, ``nothing`` (only a log message was
-        in it).
+        ``torch._assert_async``, ``torch._check``, ``scan``, ``tensor operators``, ``nothing`` (only a log
+        message was in it).
     notes:
         What differs from the original on purpose (a dropped log message, a number that is now a tensor).
     """
