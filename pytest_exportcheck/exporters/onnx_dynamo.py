@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from .base import Exported, ExportRequest, keywords_of
 from .rnn import onnx_loops
 from .tables import shared_tables
 
-__all__ = ["OnnxDynamo", "capture", "graph_outputs", "match_inputs"]
+__all__ = ["OnnxDynamo", "capture", "graph_outputs", "match_inputs", "refuse_other_opset"]
 
 
 def capture(request: ExportRequest) -> torch.export.ExportedProgram:
@@ -124,6 +125,22 @@ def raise_if_no_tensor(program: torch.export.ExportedProgram, paths: list[str], 
     ) from error
 
 
+def refuse_other_opset(options: Mapping[str, Any], program: Any) -> None:
+    """An opset that was asked for and that torch.onnx cannot make: it only warns, and returns another one.
+
+    Raises
+    ------
+    ConvertError
+        The model has another opset; a pass would be about that one.
+    """
+    wanted, made = options.get("opset_version"), program.model.opset_imports.get("")
+    if wanted is not None and made is not None and made != wanted:
+        raise ConvertError(
+            f"opset_version: {wanted} was asked for, and torch.onnx made a model of opset {made}",
+            details=["choose an opset that it can make, or leave the choice to it"],
+        )
+
+
 def _converted(
     request: ExportRequest, program: torch.export.ExportedProgram, table: Any
 ) -> torch.onnx.ONNXProgram:
@@ -142,6 +159,7 @@ def _converted(
             raise_if_no_tensor(program, request.output_paths, error)
             raise
         assert onnx_program is not None
+        refuse_other_opset(options, onnx_program)
         if request.mode is not None:
             request.mode.after_convert(onnx_program)
     return onnx_program

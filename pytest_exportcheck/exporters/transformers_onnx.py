@@ -12,6 +12,7 @@ from torch.utils import _pytree
 
 from ..pytrees.registration import without_our_flattening
 from .base import Exported, ExportRequest, keywords_of
+from .onnx_dynamo import refuse_other_opset
 from .tables import shared_tables
 
 __all__ = ["TransformersOnnx"]
@@ -124,6 +125,7 @@ class TransformersOnnx:
             raise
         judge()
         program: Any = exported.program
+        refuse_other_opset(request.options, program)
         inputs = {str(value.name) for value in program.graph.inputs}
 
         def graph_name(path: str) -> str | None:

@@ -409,3 +409,16 @@ def test_an_option_that_an_exporter_has_not_is_told_at_once(
     assert f": {exporter} has no option {option!r} (" in str(error)
     assert meant in str(error)
     assert not run._models  # before the model is built
+
+
+@pytest.mark.parametrize(("opset", "expected"), [(999, "convert"), (20, "pass")])
+def test_a_pass_is_about_the_opset_that_was_asked_for(tmp_path: Path, opset: int, expected: str) -> None:
+    options = f"exporter_options: {{onnx-dynamo: {{opset_version: {opset}}}}}\n"
+    stage, error, record = verdict(make_run(tmp_path, TWO_OUTPUTS, options), "onnx-dynamo")
+    assert stage == expected
+    if error is None:
+        assert record["opset"] == opset
+    else:
+        assert error.message.startswith(
+            "opset_version: 999 was asked for, and torch.onnx made a model of opset "
+        )
