@@ -20,10 +20,12 @@ def copied(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Te
     """A detached copy on `device`, with the strides of `tensor`, that shares no memory with it.
 
     A slice of something much larger keeps the order of its axes and gaps between them, but not their length.
-    What is no plain dense tensor (sparse, quantized, conjugated) is copied as torch does it.
+    Where elements of an axis lie between or in those of another one (`unfold`, a diagonal) the copy is
+    contiguous: no tensor of other sizes could lie like it. What is no plain dense tensor (sparse, quantized,
+    conjugated) is copied as torch does it.
     """
     tensor = tensor.detach()
-    if not _has_layout(tensor):
+    if not _has_layout(tensor) or _axes(tensor) is None:
         made = tensor if device is None or device == tensor.device else tensor.to(device)
         if tensor.layout is torch.strided:
             return made.clone(memory_format=torch.contiguous_format)
@@ -44,24 +46,21 @@ def in_layout_of(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A copy of `values`, of the rank of `like` and any sizes, that lies as `like` does.
 
     Axes are in the same order, with gaps where there are any, and expanded where all values along one are the
-    same memory. Windows that overlap (`unfold`) become a contiguous tensor.
+    same memory.
     """
     values = values.detach()
     if not _has_layout(like) or not _has_layout(values, contiguous=True) or not values.numel():
         return values.clone(memory_format=torch.contiguous_format)
-    expanded = [axis for axis in range(like.dim()) if like.stride(axis) == 0 and like.shape[axis] > 1]
-    size = values.shape
-    for axis in expanded:
-        values = values.narrow(axis, 0, 1)
-    rest = [axis for axis in range(like.dim()) if axis not in expanded]
-    order = sorted(rest, key=lambda axis: (like.stride(axis), -axis))
-    gaps = _gaps([like.shape[axis] for axis in order], [like.stride(axis) for axis in order])
-    if gaps is None:
+    axes = _axes(like)
+    if axes is None:
         return values.clone(memory_format=torch.contiguous_format)
+    size = values.shape
+    for axis in {*range(like.dim())} - axes.keys():
+        values = values.narrow(axis, 0, 1)
     stride, reached = [0] * like.dim(), 1
-    for axis, gap in zip(order, gaps, strict=True):
+    for axis, gap in axes.items():
         stride[axis] = reached + min(gap, reached)
-        reached = stride[axis] * values.shape[axis]
+        reached = stride[axis] * max(values.shape[axis], 1)
     made = torch.empty_strided(values.shape, stride, dtype=values.dtype, device=values.device)
     return made.copy_(values).expand(size)
 
@@ -72,7 +71,16 @@ def _has_layout(tensor: torch.Tensor, contiguous: bool = False) -> bool:
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
     )
-    return plain and (contiguous or not tensor.is_contiguous())
+    # Not `is_contiguous`: it leaves out axes of size 1, whose strides a trace sees.
+    return plain and (contiguous or tensor.stride() != _contiguous(tensor.shape))
+
+
+def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    stride = [1]
+    for length in reversed(size[1:]):
+        stride.insert(0, stride[0] * max(length, 1))
+    return tuple(stride[: len(size)])
 
 
 def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
@@ -80,13 +88,17 @@ def _extent(size: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
 
 
-def _gaps(sizes: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """What is left out before each axis, the innermost first; ``None`` for axes that overlap."""
-    reached, last, gaps = 1, 0, []
-    for size, stride in zip(sizes, strides, strict=True):
-        if size > 1 and stride <= last:
+def _axes(tensor: torch.Tensor) -> dict[int, int] | None:
+    """Axis -> how much memory is left out before each next element, innermost first; without expanded axes.
+
+    ``None`` if elements of one axis lie between or in those of another.
+    """
+    size, stride = tensor.shape, tensor.stride()
+    kept = [axis for axis in range(tensor.dim()) if size[axis] <= 1 or stride[axis]]
+    reached, gaps = 1, {}
+    for axis in sorted(kept, key=lambda axis: (stride[axis], -axis)):
+        if size[axis] > 1 and stride[axis] < reached:
             return None
-        gaps.append(max(stride - reached, 0) if size > 1 else 0)
-        if size > 1:
-            reached, last = stride * size, last + stride * (size - 1)
+        gaps[axis] = max(stride[axis] - reached, 0)
+        reached = max(reached, stride[axis] * size[axis])
     return gaps

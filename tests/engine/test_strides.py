@@ -28,8 +28,8 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "selected": lambda: BASE[:, 3],
     "expanded": lambda: BASE[:, :1].expand(6, 4, 12),
     "expanded scalar": lambda: torch.tensor(3.0).expand(4, 5),
-    "windows": lambda: BASE.unfold(1, 4, 1),
-    "diagonal": lambda: BASE.diagonal(0, 1, 2),
+    "one row of a slice": lambda: BASE[:1, 2:5],
+    "one column": lambda: BASE[:, :, :1],
     "transposed slice": lambda: BASE[1:4, 2:5].mT,
     "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "empty": lambda: torch.empty(3, 0, 4),
@@ -81,7 +81,9 @@ def test_a_small_slice_of_a_large_tensor_is_no_large_copy() -> None:
             one.t().view(-1)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name not in ("empty", "windows", "contiguous")])
+@pytest.mark.parametrize(
+    "name", [name for name in LAYOUTS if name not in ("empty", "contiguous", "one row of a slice")]
+)
 def test_another_size_lies_as_the_original(name: str) -> None:
     tensor = LAYOUTS[name]()
     made = in_layout_of(tensor.repeat_interleave(2, dim=0), tensor)
@@ -92,9 +94,13 @@ def test_another_size_lies_as_the_original(name: str) -> None:
     assert [step == 0 for step in made.stride()] == [step == 0 for step in tensor.stride()]
 
 
-def test_what_cannot_be_said_of_other_sizes_is_contiguous() -> None:
-    windows = LAYOUTS["windows"]()
-    assert in_layout_of(windows[:3], windows).is_contiguous()
+@pytest.mark.parametrize(
+    "tensor", [BASE.unfold(1, 4, 1), BASE.diagonal(0, 1, 2)], ids=["windows", "diagonal"]
+)
+def test_what_has_no_likeness_in_other_sizes_is_contiguous(tensor: torch.Tensor) -> None:
+    assert torch.equal(clone_tensor(tensor), tensor)
+    assert clone_tensor(tensor).is_contiguous()
+    assert in_layout_of(tensor[:3], tensor).is_contiguous()
 
 
 @pytest.mark.parametrize(
@@ -128,6 +134,14 @@ ASKING = {
         "torch.randn(n, 3, 4, 5).to(memory_format=torch.channels_last)",
     ),
     "slice": ("return x * 2 if x.is_contiguous() else x.cumsum(1)", "torch.randn(n, 6, 8)[:, :, :5]"),
+    "one row": (
+        "return x.transpose(0, 1) * 2, x.reshape(-1), x.cumsum(0)",
+        "torch.randn(n, 6, 6)[:, -1:]",
+    ),
+    "both axes": ("return x.transpose(0, 1) * 2, x.reshape(-1)", "torch.randn(n + 1, 12)[:, :n]"),
+    "diagonal": ("return x.reshape(-1) * 2, x.cumsum(0)", "torch.randn(n, 6, 6).diagonal(0, 1, 2)"),
+    "of something large": ("return x.reshape(-1) * 2", "torch.randn(40, 3000, 8)[:n, 7]"),
+    "windows": ("return x.transpose(0, 1) * 2", "torch.randn(n, 8).unfold(1, 4, 2)"),
     "expanded": ("return x * 2 if x.stride(1) else x.cumsum(1)", "torch.randn(n, 1, 8).expand(n, 6, 8)"),
 }
 
