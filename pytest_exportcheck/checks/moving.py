@@ -61,6 +61,10 @@ _FUSED = frozenset(("addcdiv", "addcmul", "lerp", "remainder"))
 #: Sums of numbers that are divided by their sum: no implementation ends above 1.
 _RANGED = frozenset(("_softmax",))
 
+#: Made from nothing but numbers, by a sum and a product that may be rounded once or twice.
+_MADE = frozenset(("arange", "linspace", "logspace"))
+
+#: Single sums, of two numbers.
 _SUMS = frozenset(("add", "sub", "rsub"))
 
 #: Functions with a bound at which they end, or have an infinite slope: how far a value is from it.
@@ -223,10 +227,11 @@ class Moving(TorchDispatchMode):
         if self._seed is None and func.overloadpacket.__name__.rstrip("_") in _FILLS:
             self._note_fills(_pytree.tree_leaves((args, kwargs)))
         rounds = _rounds(func)
-        if not rounds or not any(map(is_rounded, _pytree.tree_leaves((args, kwargs)))):
-            return func(*args, **kwargs)
         name = func.overloadpacket.__name__
         base = name.rstrip("_")
+        given = any(map(is_rounded, _pytree.tree_leaves((args, kwargs))))
+        if not rounds or not (given or base in _MADE):
+            return func(*args, **kwargs)
         if self._seed is None:
             self._note_bound(base, args)
             out = func(*args, **kwargs)
@@ -236,19 +241,19 @@ class Moving(TorchDispatchMode):
             return func(*args, **kwargs)
         if base in _SUMS and _alpha(args, kwargs) != 1:
             rounds = "inside"
-        # A function crosses no 1, see `_faithful`; of `given`, some results are exact.
-        ranged = (rounds == "result" and base not in _SUMS and base != "mul") or base in _RANGED
-        given = args if rounds == "result" else ()
+        # A function crosses no 1, see `_faithful`; of some arguments (`known`) its result is exact.
+        ranged = (rounds == "result" and base not in _SUMS and base != "mul") or base in _RANGED | _MADE
+        known = args if rounds == "result" else ()
         if func._schema.is_mutable:
             if rounds == "result":
-                given = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in args[:2]]
+                known = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in args[:2]]
             elif base in _FUSED or base in _SUMS:
                 args = (args[0], *_pytree.tree_map(self._moved, args[1:]))
             out = func(*args, **kwargs)
             for leaf in _pytree.tree_leaves(out):
                 if is_rounded(leaf):
                     moved = self._moved(leaf)
-                    leaf.copy_(_faithful(leaf, moved, given) if ranged else moved)
+                    leaf.copy_(_faithful(leaf, moved, known) if ranged else moved)
             return out
         scale = 1.0
         if rounds == "inside":
@@ -257,7 +262,7 @@ class Moving(TorchDispatchMode):
 
         def move(leaf: Any) -> Any:
             moved = self._moved(leaf, scale)
-            return _faithful(leaf, moved, given) if ranged and is_rounded(leaf) else moved
+            return _faithful(leaf, moved, known) if ranged and is_rounded(leaf) else moved
 
         return _pytree.tree_map(move, func(*args, **kwargs))
 

@@ -95,6 +95,8 @@ def test_an_export_that_drops_what_relies_on_exact_results_fails(idiom):
         "a scaled sum in place": lambda x: x[:, :30].neg().add_(x[:, 30:], alpha=1.0001) * 1e4,
         "a quotient": lambda x: (x / 3 - x * (1 / 3)) * 1e4,
         "a remainder": lambda x: (x * 1.01).remainder(7.3) - (x * 1.01 - (x * 1.01 / 7.3).floor() * 7.3),
+        "a range": lambda x: torch.arange(0, 6, 0.1)[:60] * x,
+        "points between": lambda x: torch.linspace(0, 1, 60) * x,
         "half precision": lambda x: (x.half() * 3 + 300) - 300,
         "a complex product": lambda x: torch.complex(x, x) * torch.complex(x, -x.flip(0)),
     }.items(),
