@@ -1,4 +1,8 @@
-"""State space models over prompts of any length: the loop over time as a scan."""
+"""State space models over prompts of any length: the loop over time as a scan.
+
+The mode ``rewrite`` finds this loop by itself where the state keeps its dtype; in float16 its first round
+widens it, which no scan carries, and the mode ``transformers`` must cure it alone.
+"""
 
 from __future__ import annotations
 

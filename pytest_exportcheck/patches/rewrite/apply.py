@@ -97,15 +97,20 @@ def rewrite_until_exported(
             methods = tuple(method for _, method in found.values())
             error: Exception | None = None
             with rewritten_in_place(methods):
-                if methods:
-                    _refuse_change(reference, _results(run, model), methods)
                 try:
+                    if methods:
+                        _refuse_change(reference, _results(run, model), methods)
                     with restored(module_parts(model)), frozen_axes() as frozen:
-                        export()
+                        program = export()
+                    if exported is not None and isinstance(program, torch.export.ExportedProgram):
+                        # torch 2.13 captures scans that it cannot decompose: for those sizes stay baked in.
+                        program.run_decompositions()
                 except Exception as raised:
                     error = raised
                 if error is not None and exported is not None:
                     return Rewriting(exported)
+                if isinstance(error, RewriteRefused):
+                    raise error
                 try:
                     site = locate(error) if error is not None and is_data_dependent(error) else None
                     if site is not None and count < limit:

@@ -510,11 +510,11 @@ class _Stacked(ast.NodeTransformer):
         size = len(found.kind.shape or ())
         stacks = func == "torch.stack"
         axis %= size + 1 if stacks else max(size, 1)
-        text = "a" if axis == 0 else f"a.movedim(0, {axis})"
+        text = "a"
+        if axis:  # in the order of memory that the original has: what follows computes the same bits
+            text = f"a.movedim(0, {axis}).clone(memory_format=torch.contiguous_format)"
         if not stacks:
             text = f"{text}.flatten({axis}, {axis + 1})"
-        elif axis:
-            text = f"{text}.clone(memory_format=torch.contiguous_format)"
         return ast.copy_location(expression(text, a=name(found.stacked)), node)
 
 
