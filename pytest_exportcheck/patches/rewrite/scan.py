@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
 
 from .folds import SpelledSuper, changed
@@ -30,6 +29,7 @@ from .names import (
 )
 from .out_of_place import out_of_place
 from .probe import Kind, Probe
+from .scan_lists import Grown, Stacked, appended
 from .scan_reads import Hoisted, HoistReads
 from .source import FunctionNode, FunctionSource
 from .tests_in import Branch, assign, expression, name, statements
@@ -41,16 +41,6 @@ __all__ = ["LOOP", "ROUND", "ScanEmitter"]
 LOOP, ROUND = 0, 1
 
 _FORBIDDEN = (ast.Await, ast.Delete, ast.Global, ast.Import, ast.ImportFrom, ast.Nonlocal, ast.Yield)
-
-
-@dataclass(frozen=True)
-class _List:
-    """A list that every round appends one value to: its stacked values, and what one of them is."""
-
-    text: str
-    value: str
-    stacked: str
-    kind: Kind
 
 
 class ScanEmitter:
@@ -149,7 +139,7 @@ class ScanEmitter:
                 if (
                     not mutated(node)
                     and not func.startswith(("torch._check", "torch._assert"))
-                    and not _appended(node)
+                    and not appended(node)
                 ):
                     raise self._refused(
                         f"`{ast.unparse(node)}`, which is there for its effect,",
@@ -197,21 +187,23 @@ class ScanEmitter:
 
     # Lists
 
-    def _appends(self, stmts: list[ast.stmt]) -> tuple[list[ast.stmt], list[_List]]:
+    def _appends(self, stmts: list[ast.stmt]) -> tuple[list[ast.stmt], list[Grown]]:
         """The body with its appended values in variables, and the lists."""
         made: list[ast.stmt] = []
-        lists: list[_List] = []
+        lists: list[Grown] = []
         for stmt in stmts:
-            found = _appended(stmt)
+            found = appended(stmt)
             if found is None:
                 made.append(stmt)
                 continue
             text, value = found
             variable = self._fresh("value")
-            lists.append(_List(text, variable, self._fresh(f"{text}_stacked"), self._list_kind(text, stmt)))
+            lists.append(
+                Grown(text, variable, self._fresh(f"{text}_stacked"), self._kind_of_list(text, stmt))
+            )
             made.append(assign(variable, value, stmt))
         for node in own_nodes(made):
-            inner = _appended(node) if isinstance(node, ast.stmt) else None
+            inner = appended(node) if isinstance(node, ast.stmt) else None
             if inner is not None:
                 raise self._refused(
                     f"`{inner[0]}` grows under a test or in another loop",
@@ -228,7 +220,7 @@ class ScanEmitter:
             )
         return made, lists
 
-    def _list_kind(self, text: str, at: ast.AST) -> Kind:
+    def _kind_of_list(self, text: str, at: ast.AST) -> Kind:
         starts = self.before.get(text, set())
         if {(kind.type, len(kind.items)) for kind in starts} != {("list", 0)}:
             raise self._refused(
@@ -260,7 +252,7 @@ class ScanEmitter:
     # The scan
 
     def _scan(
-        self, over: Iteration, body: list[ast.stmt], lists: list[_List], after: set[str]
+        self, over: Iteration, body: list[ast.stmt], lists: list[Grown], after: set[str]
     ) -> list[ast.stmt]:
         bound = set().union(
             *(plain_targets(ast.Assign(targets=[r.target], value=r.tensor)) for r in over.rows)
@@ -370,7 +362,7 @@ class ScanEmitter:
         over: Iteration,
         hoisted: list[Hoisted],
         body: list[ast.stmt],
-        lists: list[_List],
+        lists: list[Grown],
         carried: dict[str, Form],
     ) -> list[ast.stmt]:
         setup: list[ast.stmt] = []
@@ -453,7 +445,7 @@ class ScanEmitter:
 
     # The rest of the function
 
-    def _block(self, stmts: list[ast.stmt], made: list[ast.stmt], lists: dict[str, _List]) -> list[ast.stmt]:
+    def _block(self, stmts: list[ast.stmt], made: list[ast.stmt], lists: dict[str, Grown]) -> list[ast.stmt]:
         found: list[ast.stmt] = []
         for stmt in stmts:
             if stmt is self.loop:
@@ -470,13 +462,13 @@ class ScanEmitter:
                 self._refuse_lists(heads, lists)
                 found.append(changed(stmt, **changes))
             else:
-                stacking = _Stacked(lists)
+                stacking = Stacked(lists)
                 new = stacking.visit(copy.deepcopy(stmt))
                 self._refuse_lists([new], lists)
                 found.append(new)
         return found
 
-    def _refuse_lists(self, nodes: Sequence[ast.AST], lists: dict[str, _List]) -> None:
+    def _refuse_lists(self, nodes: Sequence[ast.AST], lists: dict[str, Grown]) -> None:
         for node in nodes:
             read = loads(node) & set(lists)
             if read:
@@ -486,62 +478,6 @@ class ScanEmitter:
                     f"use torch.stack({min(read)}) or torch.cat({min(read)}), and index that",
                     self.source.place(node) if hasattr(node, "lineno") else self.place,
                 )
-
-
-class _Stacked(ast.NodeTransformer):
-    """``torch.stack(values, d)`` and ``torch.cat(values, d)`` of what is stacked along axis 0 already."""
-
-    def __init__(self, lists: dict[str, _List]) -> None:
-        self.lists = lists
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        func = ast.unparse(node.func)
-        names = ("torch.stack", "torch.cat", "torch.concat", "torch.concatenate")
-        by_name = {keyword.arg: keyword.value for keyword in node.keywords}
-        arguments = list(node.args)
-        listed = arguments.pop(0) if arguments else by_name.pop("tensors", None)
-        dim = arguments.pop(0) if arguments else by_name.pop("dim", by_name.pop("axis", ast.Constant(0)))
-        if func not in names or arguments or by_name or not isinstance(listed, ast.Name):
-            return self.generic_visit(node)
-        found = self.lists.get(listed.id)
-        axis = _literal(dim)
-        if found is None or axis is None:
-            return self.generic_visit(node)
-        size = len(found.kind.shape or ())
-        stacks = func == "torch.stack"
-        axis %= size + 1 if stacks else max(size, 1)
-        text = "a"
-        if axis:  # in the order of memory that the original has: what follows computes the same bits
-            text = f"a.movedim(0, {axis}).clone(memory_format=torch.contiguous_format)"
-        if not stacks:
-            text = f"{text}.flatten({axis}, {axis + 1})"
-        return ast.copy_location(expression(text, a=name(found.stacked)), node)
-
-
-def _literal(node: ast.expr) -> int | None:
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:
-        return None
-    return value if type(value) is int else None
-
-
-def _appended(stmt: ast.AST) -> tuple[str, ast.expr] | None:
-    """The list and the value of ``values.append(value)`` or ``values += [value]``."""
-    if isinstance(stmt, ast.Expr) and isinstance(stmt.value, ast.Call):
-        call = stmt.value
-        if (
-            isinstance(call.func, ast.Attribute)
-            and call.func.attr == "append"
-            and isinstance(call.func.value, ast.Name)
-            and len(call.args) == 1
-        ):
-            return call.func.value.id, call.args[0]
-    added = isinstance(stmt, ast.AugAssign) and isinstance(stmt.op, ast.Add)
-    if added and isinstance(stmt.target, ast.Name) and isinstance(stmt.value, ast.List):  # type: ignore[attr-defined]
-        (value, *more) = [*stmt.value.elts, None]  # type: ignore[attr-defined]
-        return (stmt.target.id, value) if more == [None] else None  # type: ignore[attr-defined]
-    return None
 
 
 def _parts(target: ast.expr) -> list[ast.expr]:
