@@ -13,6 +13,7 @@ from torch.utils import _pytree
 
 from ..errors import ExportError
 from ..observe import TensorLeaf, symbol_label
+from ..plurals import counted
 from ..pytrees import flatten_with_paths
 from .base import Exported, ExportRequest, keywords_of
 from .guards import place_in_model
@@ -66,7 +67,7 @@ def _frozen(caught: Sequence[warnings.WarningMessage]) -> list[str]:
         if place and issubclass(each.category, TracerWarning):
             places.setdefault(place, str(each.message).partition(". ")[0])
     notes = [f"the trace keeps what the example decided: {place} ({text})" for place, text in places.items()]
-    more = [f"... and {len(notes) - _MOST} more places"] if len(notes) > _MOST else []
+    more = [f"... and {counted(len(notes) - _MOST, 'more place')}"] if len(notes) > _MOST else []
     return [*notes[:_MOST], *more]
 
 
