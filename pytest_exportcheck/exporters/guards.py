@@ -18,7 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ from ..dims import DimExpr
 from ..observe import GraphShapes, TensorLeaf
 from ..pytrees import flatten_with_paths
 
-__all__ = ["CaptureWatch", "Comparison", "internals_missing", "size_facts"]
+__all__ = ["CaptureWatch", "Comparison", "dims_of", "internals_missing", "size_facts"]
 
 #: (path of a leaf, axis)
 Axis = tuple[str, int]
@@ -79,6 +79,16 @@ class Comparison:
 
     def __str__(self) -> str:
         return f"{self.text} ({self.place})" if self.place else self.text
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a file."""
+        return {**asdict(self), "names": list(self.names)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Comparison:
+        """The inverse; `holds` evaluates no other code than conditions of sizes."""
+        names = tuple(map(str, plain["names"]))
+        return cls(str(plain["text"]), names, str(plain["place"]), bool(plain["value"]), str(plain["code"]))
 
 
 def internals_missing() -> str | None:
@@ -187,6 +197,8 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
         self._seen: dict[int, tuple[ShapeEnv, dict[sympy.Basic, tuple[Any, str]]]] = {}
         self._causes: dict[tuple[int, sympy.Symbol], tuple[sympy.Basic, Any, str]] = {}
         self._added: list[Comparison] = []
+        #: Of a capture of an earlier run, by the text of the shapes.
+        self._restored: dict[str, list[Comparison]] = {}
         self._original: Any = None
 
     def inputs(self, kwargs: Mapping[str, Any]) -> None:
@@ -229,6 +241,10 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
         """Comparisons of another capture's conversion, which stands for the one of this capture."""
         self._added += comparisons
 
+    def restore(self, comparisons: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """What was seen in an earlier run: for each text of shapes (`dims_of`) its comparisons, plain."""
+        self._restored = {dims: list(map(Comparison.from_plain, found)) for dims, found in comparisons.items()}
+
     def comparisons(self, shapes: GraphShapes, since: Mapping[int, int] | None = None) -> list[Comparison]:
         """Each comparison once, in the symbols of `shapes`, at the first place that asks it.
 
@@ -250,8 +266,9 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                 seen.items(), since.get(key, 0) if since else 0, None
             ):
                 note(_comparison(expression, result, place, symbols))
-        for comparison in self._added if since is None else ():
-            note(comparison)
+        if since is None:
+            for comparison in (*self._restored.get(dims_of(shapes), ()), *self._added):
+                note(comparison)
         return list(found.values())
 
     def _symbols(self, env: ShapeEnv, shapes: GraphShapes) -> dict[sympy.Symbol, sympy.Expr]:
@@ -292,6 +309,11 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                 text = _text(_as_condition(expression, result, held=True).xreplace(names))
                 reasons[axis] = f"{text} ({place})" if place else text
         return reasons
+
+
+def dims_of(shapes: GraphShapes) -> str:
+    """The tensors of a graph with their axes, as text."""
+    return "; ".join(f"{leaf.path} {leaf}" for leaf in shapes.tensors())
 
 
 def _recorded_place(location: Any) -> str:

@@ -11,24 +11,29 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 
 from ..errors import ConvertError, ExportError
 from .base import Exported, ExportRequest
+from .capture_cache import KeptCapture
 from .rnn import onnx_loops
 from .tables import shared_tables
 
 __all__ = ["OnnxDynamo", "capture", "graph_outputs", "match_inputs"]
 
 
-def capture(request: ExportRequest) -> torch.export.ExportedProgram:
+def capture(request: ExportRequest) -> torch.export.ExportedProgram | KeptCapture:
     """The capture that `torch.onnx.export` makes: sizes 0 and 1 are not special (``backed_size_oblivious``).
 
     Done here and not inside `torch.onnx.export` so that a refused capture is told from a failed conversion,
     and is not retried with other strategies, which takes long and never helped (measured, 57 families).
     """
-    loops = onnx_loops() if _any_dynamic(request.dynamic_shapes) else contextlib.nullcontext()
-    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-    with torch.no_grad(), loops, oblivious:
-        return torch.export.export(
-            request.model, (), kwargs=request.kwargs, dynamic_shapes=request.dynamic_shapes, strict=False
-        )
+
+    def make() -> torch.export.ExportedProgram:
+        loops = onnx_loops() if _any_dynamic(request.dynamic_shapes) else contextlib.nullcontext()
+        oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+        with torch.no_grad(), loops, oblivious:
+            return torch.export.export(
+                request.model, (), kwargs=request.kwargs, dynamic_shapes=request.dynamic_shapes, strict=False
+            )
+
+    return request.capture(make, exporter="onnx-dynamo")
 
 
 def _any_dynamic(shapes: Any) -> bool:
@@ -49,7 +54,10 @@ def match_inputs(
     The graph's names are those of the placeholders; an input that the model returns unchanged is renamed
     ``NAME_orig`` by torch 2.13, and one that it does not use may be gone.
     """
-    placeholders = [str(spec) for spec in program.graph_signature.user_inputs]
+    return _matched([str(spec) for spec in program.graph_signature.user_inputs], paths, graph_names)
+
+
+def _matched(placeholders: list[str], paths: list[str], graph_names: list[str]) -> dict[str, str]:
     names = set(graph_names)
     matched = {}
     for path, placeholder in zip(paths, placeholders, strict=True):
@@ -73,18 +81,19 @@ def graph_outputs(
     outputs = [
         spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
     ]
+    return _by_path(
+        [[argument.value] if isinstance(argument, ConstantArgument) else [] for argument in outputs], paths
+    )
+
+
+def _by_path(outputs: list[list[Any]], paths: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The same from the constants of a program: for each output its value, or nothing for a tensor."""
     if len(outputs) != len(paths):
         raise ExportError(
             f"the captured program has {len(outputs)} outputs, the model has {len(paths)}: {', '.join(paths)}"
         )
-    tensors: list[str] = []
-    constants: dict[str, Any] = {}
-    for path, argument in zip(paths, outputs, strict=True):
-        if isinstance(argument, ConstantArgument):
-            constants[path] = argument.value
-        else:
-            tensors.append(path)
-    return tensors, constants
+    pairs = list(zip(paths, outputs, strict=True))
+    return [path for path, held in pairs if not held], {path: held[0] for path, held in pairs if held}
 
 
 def raise_if_no_tensor(program: torch.export.ExportedProgram, paths: list[str], error: BaseException) -> None:
@@ -145,6 +154,33 @@ def _converted(
     return onnx_program
 
 
+def _settings(request: ExportRequest) -> str:
+    return f"{sorted(request.options.items())!r} {request.dynamic_names!r}"
+
+
+def _converted_before(request: ExportRequest, kept: KeptCapture) -> Exported | None:
+    """The conversion of an earlier case or run of the same capture; ``None`` where there is none."""
+    if request.conversions is None or not kept.facts.converted:
+        return None
+    with request.stage("convert"):
+        found = request.conversions.find(kept.facts.converted, _settings(request), kept.weights)
+    if found is None:
+        return None
+    assert request.captures is not None
+    request.captures.use(kept)
+    model, facts = found
+    paths, constants = _by_path(kept.facts.outputs, request.output_paths)
+    names = [str(value.name) for value in model.graph.inputs]
+    return Exported(
+        torch.onnx.ONNXProgram(model, None),
+        _matched(kept.facts.inputs, request.input_paths, names),
+        paths,
+        constants,
+        facts={"fx_nodes": kept.facts.nodes, **facts},
+        kept=kept,
+    )
+
+
 class OnnxDynamo:
     """The dynamo-based ONNX exporter of torch.
 
@@ -158,9 +194,19 @@ class OnnxDynamo:
         """Capture, then convert; the ONNX graph keeps the names of the dynamic axes."""
         return self.convert(request, capture(request))
 
-    def convert(self, request: ExportRequest, program: torch.export.ExportedProgram) -> Exported:
+    def convert(
+        self, request: ExportRequest, program: torch.export.ExportedProgram | KeptCapture
+    ) -> Exported:
         """The second step; a failure belongs to the stage ``convert``."""
         request.captured(program)
+        if isinstance(program, KeptCapture):
+            found = _converted_before(request, program)
+            if found is not None:
+                return found
+            # What torch knows of its symbols was not kept: it can be run, and is not converted.
+            assert request.captures is not None
+            program = request.captures.anew()
+            request.captured(program)
         # The mode may have fixes for the graph (``hf``); they work in place.
         table = request.mode.before_convert(program) if request.mode is not None else None
 
@@ -168,11 +214,13 @@ class OnnxDynamo:
             return _converted(request, program, table)
 
         facts: dict[str, Any] = {}
+        if request.captures is not None:
+            request.captures.converted(program)
         with request.stage("convert"):
             if request.conversions is None:
                 onnx_program = make()
             else:
-                settings = f"{sorted(request.options.items())!r} {request.dynamic_names!r}"
+                settings = _settings(request)
                 onnx_program, facts = request.conversions.obtain(program, settings, make)
         graph = onnx_program.model.graph
         paths, constants = graph_outputs(program, request.output_paths)
