@@ -380,8 +380,8 @@ def _run_case(
         if isinstance(exported.program, KeptCapture):
             _fail_if_frozen(exported.program.facts.dims, graph, watch, ExportError, record)
         elif isinstance(exported.program, torch.export.ExportedProgram):
-            dims = program_dims(exported.program, request.input_paths)
-            _fail_if_frozen(dims, graph, watch, ExportError, record)
+            own = program_dims(exported.program, request.input_paths)
+            _fail_if_frozen(own, graph, watch, ExportError, record)
         elif (declared := onnx_input_dims(exported.program)) is not None:
             stages("convert")
             dims = onnx_dims(declared, exported.input_names)

@@ -1,7 +1,7 @@
 """The files of the cache: one per entry, a manifest in JSON and one part of bytes, nothing that is unpickled.
 
-A file is believed only if its manifest holds the very key that is asked for and its checksum is right; anything
-else is ignored with a word.
+A file is believed only if its manifest holds the very key that is asked for and its checksum is right;
+anything else is ignored with a word.
 """
 
 from __future__ import annotations
@@ -101,10 +101,8 @@ class CacheFiles:
             raise Refused("its checksum is wrong")
         return manifest, data
 
-    def write(
-        self, key: Mapping[str, Any], make: Callable[[], tuple[Mapping[str, Any], bytes]]
-    ) -> list[str]:
-        """Keep the manifest (without key and checksum) and bytes of `make`; a word if not, once per reason."""
+    def write(self, key: Mapping[str, Any], make: Callable[[], tuple[Mapping[str, Any], bytes]]) -> list[str]:
+        """Keep manifest (without key and checksum) and bytes of `make`; a word if not, once per reason."""
         path = self.path(key)
         try:
             manifest, data = make()

@@ -200,7 +200,7 @@ class CaptureCache:
         shapes: GraphShapes,
         patch_calls: Mapping[str, int],
     ) -> PendingCapture:
-        """What `write` will keep of a new capture; raises `NotSaveable` with the reason why that cannot be."""
+        """What `write` will keep of a new capture; raises `NotSaveable` with the reason why it cannot."""
         if watch.missing:
             raise NotSaveable(f"comparisons of sizes cannot be read: there is no {watch.missing}")
         if watch.frozen():

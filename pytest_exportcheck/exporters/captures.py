@@ -1,4 +1,4 @@
-"""The capture of one case: made now, or one of an earlier run that a key known beforehand says is the same."""
+"""The capture of one case: made now, or that of an earlier run, by a key that is known before it is made."""
 
 from __future__ import annotations
 

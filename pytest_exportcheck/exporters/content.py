@@ -72,7 +72,13 @@ _BUILTIN = (
 #: Entries of a class's namespace that say nothing, or are filled lazily.
 _SILENT = {
     *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"),
-    *("__firstlineno__", "__static_attributes__", "__annotations_cache__", "__abstractmethods__", "_abc_impl"),
+    *(
+        "__firstlineno__",
+        "__static_attributes__",
+        "__annotations_cache__",
+        "__abstractmethods__",
+        "_abc_impl",
+    ),
     "__parameters__",
 }
 
@@ -160,7 +166,7 @@ class Content:
             self._digest.update(b"%d:" % len(data) + data)
 
     def _where(self) -> str:
-        return ".".join(self._path[:2] + ["..."] + self._path[-3:] if len(self._path) > 6 else self._path)
+        return ".".join([*self._path[:2], "...", *self._path[-3:]] if len(self._path) > 6 else self._path)
 
     def _refuse(self, value: Any) -> Unreadable:
         kind = value if isinstance(value, type) else type(value)
@@ -230,7 +236,8 @@ class Content:
             raise self._refuse(value)
         if value.numel():
             flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-            self._digest.update(hashlib.sha256(flat.view(torch.uint8).numpy()).digest())
+            data: Any = flat.view(torch.uint8).numpy()
+            self._digest.update(hashlib.sha256(data).digest())
         if vars(value):
             self._inner("__dict__", vars(value))
         hooks = getattr(value, "_backward_hooks", None)
@@ -331,7 +338,7 @@ class Content:
         elif isinstance(value, (int, float, complex, str, bytes)):
             for base in (int, float, complex, str, bytes):
                 if isinstance(value, base):
-                    self._token("base", base.__repr__(value))  # type: ignore[arg-type]
+                    self._token("base", base.__repr__(value))
         if isinstance(value, torch.nn.Module):
             # A hook is registered under a number that counts all hooks of the process.
             for name, hooks in state.items():
@@ -355,22 +362,18 @@ class Content:
         namespace = {key: item for key, item in vars(value).items() if key not in _SILENT}
         fields = namespace.pop("__dataclass_fields__", None)
         if fields is not None:
+            missing = dataclasses.MISSING
             defaults = {
-                key: (field.default, field.default_factory)
+                key: [None if item is missing else item for item in (field.default, field.default_factory)]
                 for key, field in fields.items()
-                if field.default is not dataclasses.MISSING
-                or field.default_factory is not dataclasses.MISSING
-            }
-            defaults = {
-                key: tuple(None if item is dataclasses.MISSING else item for item in pair)
-                for key, pair in defaults.items()
             }
             self._inner("fields", defaults)
             namespace.pop("__dataclass_params__", None)
             namespace.pop("__match_args__", None)
         for key in list(namespace):
             if isinstance(namespace[key], (types.GetSetDescriptorType, types.MemberDescriptorType)):
-                self._token("slot", namespace.pop(key) and key)
+                del namespace[key]
+                self._token("slot", key)
         self._mapping("namespace", namespace)
 
     def _foreign(self, cls: type) -> None:
@@ -407,7 +410,7 @@ class Content:
         if own and not installed:
             self._mapping("attributes", own)
         if "__wrapped__" in vars(value):
-            self._inner("__wrapped__", value.__wrapped__)
+            self._inner("__wrapped__", vars(value)["__wrapped__"])
 
     def _code(self, code: types.CodeType) -> None:
         if not code.co_filename.startswith("<"):
@@ -462,7 +465,9 @@ class Content:
         self._token("builtin", getattr(value, "__module__", ""), value.__qualname__)
         top = str(getattr(value, "__module__", "") or "").partition(".")[0]
         if top in _OUTSIDE or (value is builtins.open):
-            raise Unreadable(f"{self._where()} is {value.__qualname__}: what it gives is known only when it runs")
+            raise Unreadable(
+                f"{self._where()} is {value.__qualname__}: what it gives is known only when it runs"
+            )
         if objclass is not None:
             self._token(objclass.__module__, objclass.__qualname__)
         elif owner is not None and not isinstance(owner, types.ModuleType):

@@ -243,7 +243,9 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
 
     def restore(self, comparisons: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """What was seen in an earlier run: for each text of shapes (`dims_of`) its comparisons, plain."""
-        self._restored = {dims: list(map(Comparison.from_plain, found)) for dims, found in comparisons.items()}
+        self._restored = {
+            dims: list(map(Comparison.from_plain, found)) for dims, found in comparisons.items()
+        }
 
     def comparisons(self, shapes: GraphShapes, since: Mapping[int, int] | None = None) -> list[Comparison]:
         """Each comparison once, in the symbols of `shapes`, at the first place that asks it.

@@ -18,22 +18,18 @@ from .tables import shared_tables
 __all__ = ["OnnxDynamo", "capture", "graph_outputs", "match_inputs"]
 
 
-def capture(request: ExportRequest) -> torch.export.ExportedProgram | KeptCapture:
+def capture(request: ExportRequest) -> torch.export.ExportedProgram:
     """The capture that `torch.onnx.export` makes: sizes 0 and 1 are not special (``backed_size_oblivious``).
 
     Done here and not inside `torch.onnx.export` so that a refused capture is told from a failed conversion,
     and is not retried with other strategies, which takes long and never helped (measured, 57 families).
     """
-
-    def make() -> torch.export.ExportedProgram:
-        loops = onnx_loops() if _any_dynamic(request.dynamic_shapes) else contextlib.nullcontext()
-        oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-        with torch.no_grad(), loops, oblivious:
-            return torch.export.export(
-                request.model, (), kwargs=request.kwargs, dynamic_shapes=request.dynamic_shapes, strict=False
-            )
-
-    return request.capture(make, exporter="onnx-dynamo")
+    loops = onnx_loops() if _any_dynamic(request.dynamic_shapes) else contextlib.nullcontext()
+    oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with torch.no_grad(), loops, oblivious:
+        return torch.export.export(
+            request.model, (), kwargs=request.kwargs, dynamic_shapes=request.dynamic_shapes, strict=False
+        )
 
 
 def _any_dynamic(shapes: Any) -> bool:
@@ -192,7 +188,7 @@ class OnnxDynamo:
 
     def export(self, request: ExportRequest) -> Exported:
         """Capture, then convert; the ONNX graph keeps the names of the dynamic axes."""
-        return self.convert(request, capture(request))
+        return self.convert(request, request.capture(lambda: capture(request), exporter=self.name))
 
     def convert(
         self, request: ExportRequest, program: torch.export.ExportedProgram | KeptCapture

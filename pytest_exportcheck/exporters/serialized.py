@@ -1,9 +1,9 @@
 """A captured program as JSON and back, without its weights and without anything that is unpickled.
 
-The one module that touches ``torch._export.serde`` (private, read with torch 2.13). `torch.export.load` evaluates
-text that it finds in a file: sizes are given to sympy, guards are compiled, operators are looked up by name, and
-example inputs may be a pickle. Here the text must be of sizes and of torch's operators, example inputs and tree
-specs are those of the process that asks, and a program that does not come back as it was is not written.
+The one module that touches ``torch._export.serde`` (private, read with torch 2.13). `torch.export.load`
+evaluates text that it finds in a file: sizes are given to sympy, guards are compiled, operators are looked up by
+name, and example inputs may be a pickle. Here the text must be of sizes and of torch's operators, example inputs
+and tree specs are those of the process that asks, and a program that does not come back as it was is not written.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ def from_json(
         Tree specs of arguments and outputs as text: those of the file must be the same, since reading one may
         import what it names.
     """
-    from torch._export.serde import serialize
+    from torch._export.serde import schema, serialize
 
     plain = json.loads(data)
     _refuse_code(plain)
     if _tree_specs(plain) != (in_spec, out_spec):
         raise NotSaveable("its arguments or outputs have another structure")
-    deserializer = serialize.ExportedProgramDeserializer()
-    return deserializer.deserialize(
-        serialize._dict_to_dataclass(serialize.ExportedProgram, plain),
+    read: Any = serialize._dict_to_dataclass
+    return serialize.ExportedProgramDeserializer().deserialize(
+        read(schema.ExportedProgram, plain),
         dict(state_dict),
         dict(constants),
         ((), dict(kwargs)),
@@ -196,9 +196,7 @@ def _is_size(text: str) -> bool:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    inside = {
-        id(argument) for node in ast.walk(tree) if isinstance(node, ast.Call) for argument in node.args
-    }
+    inside = {id(argument) for node in ast.walk(tree) if isinstance(node, ast.Call) for argument in node.args}
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
             if not _SIZES.fullmatch(node.id):

@@ -31,8 +31,8 @@ __all__ = ["add_flags", "add_installed", "process_digest", "variables"]
 
 _ROOT = Path(__file__).parent.parent
 
-#: Variables that differ from run to run and that neither torch nor transformers reads. Where code of the user's
-#: reads variables all but the first group count.
+#: Variables that differ from run to run and that neither torch nor transformers reads. Where code of the
+#: user's reads variables, all but the first group count.
 _OF_A_TEST = re.compile(r"PYTEST_CURRENT_TEST|PYTEST_XDIST_\w+|PYTEST_VERSION|EXPORTCHECK_\w+|_|SHLVL|OLDPWD")
 _OF_A_RUN = re.compile(
     r"(GITHUB|RUNNER|ACTIONS|GITLAB|CI|BUILD|BUILDKITE|JENKINS|CIRCLE|TRAVIS|AGENT|SYSTEM|TF_BUILD|SSH|XDG|"
@@ -96,6 +96,7 @@ def process_digest() -> str:
 def add_flags(content: Content) -> None:
     """Add what torch was told: modes, defaults, what it may use; and filters that make warnings errors."""
     backends = torch.backends
+    function_modes: Any = torch.overrides._get_current_function_mode_stack
     flags: dict[str, Any] = {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
@@ -106,7 +107,8 @@ def add_flags(content: Content) -> None:
         "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "precision": torch.get_float32_matmul_precision(),
         "autocast": [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
         ],
         "sdp": [
             getattr(backends.cuda, f"{name}_sdp_enabled")()
@@ -115,7 +117,7 @@ def add_flags(content: Content) -> None:
         "tf32": (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
         "cudnn": (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic),
         "mkldnn": backends.mkldnn.enabled,
-        "function modes": list(torch.overrides._get_current_function_mode_stack()),
+        "function modes": list(function_modes()),
         "dispatch modes": [
             type(mode) for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack()
         ],
@@ -250,7 +252,7 @@ def _entries(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def _described(value: Any) -> Any:
-    """A function by its name and place if it is installed code, a constant by its value; ``None`` for the rest."""
+    """Installed functions by name and place, constants by value, other functions; ``None`` for the rest."""
     if isinstance(value, (staticmethod, classmethod)):
         value = value.__func__
     if isinstance(value, property):

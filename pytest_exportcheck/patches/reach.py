@@ -64,7 +64,7 @@ def reach_of(mode: PatchMode, *, custom_operators: bool) -> Reach | None:
 
 
 def parts_of(mode: PatchMode) -> dict[str, Any] | None:
-    """The patches that are in place now, by name, and what each does; ``None`` for a mode that cannot tell."""
+    """The patches in place now, by name, and what each does; ``None`` for a mode that cannot tell."""
     if type(mode).apply not in (NoPatches.apply, PatchList.apply):
         return None
     return {

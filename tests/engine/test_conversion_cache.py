@@ -81,7 +81,7 @@ class Runs:
             run.close()
 
     def entries(self) -> list[Path]:
-        return sorted(self.folder.glob("*/*"))
+        return sorted(self.folder.glob("*/*.conversion"))
 
     def entry(self) -> Path:
         (found,) = self.entries()
@@ -498,7 +498,8 @@ def test_many_at_once(runs: Runs) -> None:
     for thread in threads:
         thread.join()
     assert problems == []
-    assert [each.name for each in runs.entry().parent.iterdir()] == [path.name]
+    assert [each.name for each in runs.entry().parent.glob("*.conversion")] == [path.name]
+    assert not list(runs.folder.glob("*/*.new"))
     (read,) = cache.read(key, weights)[0].comparisons  # type: ignore[union-attr]
     assert read == comparison
     assert read.holds({"seq": 33})
