@@ -44,7 +44,7 @@ class CapturedProgram:
         self.differs: list[str] = []
 
     def adopt(self, found: dict[str, Any], runner: Callable[[], Run]) -> None:
-        """What the same program has shown in an earlier case; `runner` makes what runs it, if it is needed."""
+        """What the same program has shown in an earlier case; `runner` makes what runs it, when needed."""
         self._record["captured"] = found
         self._agrees = list(range(found["agrees"]))
         self._refuses = list(found["refuses"])

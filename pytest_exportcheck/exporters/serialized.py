@@ -1,9 +1,10 @@
 """A captured program as JSON and back, without its weights and without anything that is unpickled.
 
 The one module that touches ``torch._export.serde`` (private, read with torch 2.13). `torch.export.load`
-evaluates text that it finds in a file: sizes are given to sympy, guards are compiled, operators are looked up by
-name, and example inputs may be a pickle. Here the text must be of sizes and of torch's operators, example inputs
-and tree specs are those of the process that asks, and a program that does not come back as it was is not written.
+evaluates text that it finds in a file: sizes are given to sympy, guards are compiled, operators are looked
+up by name, and example inputs may be a pickle. Here the text must be of sizes and of torch's operators,
+example inputs and tree specs are those of the process that asks, and a program that does not come back as it
+was is not written.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ def patched_code() -> CodeType:
 class _Names:
     """Where functions are kept: names of modules, entries of tables of functions.
 
-    All modules are looked through when it is asked first and when one has changed, and not once for each patch.
+    All modules are looked through when it is asked first and when one has changed, not once for each patch.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ __all__ = ["cache_lines", "reuse_lines", "reuse_text"]
 
 
 def reuse_text(record: Mapping[str, Any]) -> str:
-    """``same graph as none``, ``conversion: cached``; ``""`` for a case of which everything was made."""
+    """``same graph as none``, ``capture: cached``, ``conversion: cached``; ``""`` if everything was made."""
     texts = [f"same graph as {record['same_graph_as']}"] if record.get("same_graph_as") else []
     texts += ["capture: cached"] if record.get("capture") == "cached" else []
     texts += ["conversion: cached"] if record.get("conversion") == "cached" else []
