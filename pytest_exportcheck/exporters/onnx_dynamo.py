@@ -194,15 +194,15 @@ class OnnxDynamo:
         self, request: ExportRequest, program: torch.export.ExportedProgram | KeptCapture
     ) -> Exported:
         """The second step; a failure belongs to the stage ``convert``."""
-        request.captured(program)
         if isinstance(program, KeptCapture):
             found = _converted_before(request, program)
             if found is not None:
+                request.captured(program)
                 return found
             # What torch knows of its symbols was not kept: it can be run, and is not converted.
             assert request.captures is not None
             program = request.captures.anew()
-            request.captured(program)
+        request.captured(program)
         # The mode may have fixes for the graph (``hf``); they work in place.
         table = request.mode.before_convert(program) if request.mode is not None else None
 
