@@ -377,6 +377,8 @@ def _run_case(
         if not isinstance(exported, Exported):
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
         record.update(exported.facts)
+        if request.captures is not None:
+            _note(record, request.captures.notes)  # Beside those of the conversion.
         if isinstance(exported.program, KeptCapture):
             _fail_if_frozen(exported.program.facts.dims, graph, watch, ExportError, record)
         elif isinstance(exported.program, torch.export.ExportedProgram):
