@@ -87,14 +87,13 @@ def _differences(
     for row in dict.fromkeys([*before, *after]):
         was, now = before.get(row, {}), after.get(row, {})
         for figure in dict.fromkeys([*was, *now]):
-            one, other = was.get(figure), now.get(figure)
             band = _band(figure)
             if band is None:
                 continue
-            if not (_is_number(one) and _is_number(other)):
-                if _is_number(one) or _is_number(other):
-                    numbers = (value if _is_number(value) else None for value in (one, other))
-                    yield Difference(row, figure, *numbers, worse=None)
+            one, other = _number(was.get(figure)), _number(now.get(figure))
+            if one is None or other is None:
+                if one is not other:
+                    yield Difference(row, figure, one, other, worse=None)
                 continue
             small = figure.endswith("_s") and max(one, other) < _LEAST_SECONDS
             if min(one, other) <= 0 or small or max(one, other) <= band * min(one, other):
@@ -108,8 +107,8 @@ def _band(figure: str) -> float | None:
     return TIME_BAND if figure.endswith("_s") else None
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def differences_text(found: list[Difference]) -> str:
