@@ -103,9 +103,8 @@ def applied(
     """
     with _one_thread(patience), contextlib.ExitStack() as stack:
         activity = Activity()
-        names = _Names()
         for patch in patches:
-            stack.enter_context(_in_place(patch, model, activity, names))
+            stack.enter_context(_in_place(patch, model, activity))
         for name, patch in activity.patches.items():
             activity._before[name] = _ACTIVE[patch].calls
             activity.codes[name] = codes_of(getattr(patch.rewritten, "func", None) or _ACTIVE[patch].function)
@@ -132,9 +131,7 @@ def _one_thread(patience: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_place(
-    patch: Patch, model: torch.nn.Module | None, activity: Activity, names: _Names
-) -> Iterator[None]:
+def _in_place(patch: Patch, model: torch.nn.Module | None, activity: Activity) -> Iterator[None]:
     reason = patch.rests()
     if reason:
         activity.resting[patch.name] = reason
@@ -149,7 +146,7 @@ def _in_place(
             stack.enter_context(patch.scope(model))
             live = _Live()
         else:
-            made = _make(patch, names)
+            made = _make(patch)
             if isinstance(made, str):
                 activity.resting[patch.name] = made
                 yield
@@ -163,7 +160,7 @@ def _in_place(
         yield
 
 
-def _make(patch: Patch, names: _Names) -> tuple[_Live, list[tuple[Any, str, Any]]] | str:
+def _make(patch: Patch) -> tuple[_Live, list[tuple[Any, str, Any]]] | str:
     """The counted replacement and every place it goes to, or why there is nothing to replace."""
     try:
         owner, attribute, original = resolve(patch.target, patch.owner)
@@ -187,9 +184,7 @@ def _make(patch: Patch, names: _Names) -> tuple[_Live, list[tuple[Any, str, Any]
     value = _like(static, _counted(function, live), patch)
     places = [(owner, attribute, value)]
     if patch.everywhere and isinstance(owner, ModuleType) and callable(original):
-        found = [(place, key) for place, key in names.of(original) if (place, key) != (owner, attribute)]
-        names.are(value, [(owner, attribute), *found])
-        places += [(place, key, value) for place, key in found]
+        places += [(place, key, value) for place, key in _copies(original, owner, attribute)]
     return live, places
 
 
@@ -235,50 +230,23 @@ def patched_code() -> CodeType:
     return code
 
 
-class _Names:
-    """Where functions are kept: names of modules, entries of tables of functions.
-
-    All modules are looked through when it is asked first and when one has changed, not once for each patch.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[int, list[tuple[Any, str]]] = {}
-        self._size = (0, 0)
-
-    def of(self, original: Any) -> list[tuple[Any, str]]:
-        """Modules and tables with a key of `original`, which they hold now."""
-        # Resolving a target imports modules, which take their copies of functions with them.
-        size = len(sys.modules), sum(len(getattr(m, "__dict__", ())) for m in list(sys.modules.values()))
-        if size != self._size:
-            self._found, self._size = self._look(), size
-        return [
-            (place, key)
-            for place, key in self._found.get(id(original), ())
-            if (place if isinstance(place, dict) else vars(place)).get(key) is original
-        ]
-
-    def are(self, value: Any, places: list[tuple[Any, str]]) -> None:
-        """`value` is about to be put there: the next patch of the block may replace it."""
-        self._found[id(value)] = places
-
-    @staticmethod
-    def _look() -> dict[int, list[tuple[Any, str]]]:
-        found: dict[int, list[tuple[Any, str]]] = {}
-        tables: dict[int, MutableMapping[str, Any]] = {}
-        for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
-            if not isinstance(names, dict):
-                continue
-            for key, value in list(names.items()):
-                if callable(value):
-                    found.setdefault(id(value), []).append((module, key))
-                if isinstance(key, str) and key.isupper():
-                    for table in _tables(value):
-                        tables.setdefault(id(table), table)
-        for table in tables.values():
-            for key, value in list(table.items()):
-                found.setdefault(id(value), []).append((table, key))
-        return found
+def _copies(original: Any, owner: ModuleType, attribute: str) -> Iterator[tuple[Any, str]]:
+    """Where else a function of a module is kept: names of other modules, entries of tables of functions."""
+    tables: dict[int, MutableMapping[str, Any]] = {}
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if not isinstance(names, dict):
+            continue
+        for key, value in list(names.items()):
+            if value is original and not (module is owner and key == attribute):
+                yield module, key
+            elif isinstance(key, str) and key.isupper():
+                for table in _tables(value):
+                    tables.setdefault(id(table), table)
+    for table in tables.values():
+        for key, value in list(table.items()):
+            if value is original:
+                yield table, key
 
 
 def _tables(value: Any) -> Iterator[MutableMapping[str, Any]]:
