@@ -119,7 +119,8 @@ def main() -> int:
             f"| {found['extra_cpu_s']} |"
         )
     if options.json is not None:
-        options.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        text = json.dumps({"benchmark": "startup", "rows": rows}, indent=1)
+        options.json.write_text(text, encoding="utf-8")
     return 0
 
 

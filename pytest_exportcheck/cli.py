@@ -407,13 +407,22 @@ def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
     """What changed between two JSON reports; exit status 1 if something got worse.
 
     Cases that got less far (by stage), that ran and are gone, or whose errors grew beyond noise are worse.
-    Shapes, node counts, sizes and CPU seconds are shown where they changed beyond noise.
+    Shapes, node counts, sizes and CPU seconds are shown where they changed beyond noise. Results of one
+    benchmark (benchmarks/, --json) are compared too: ratios and seconds that grew beyond noise are worse.
     """
     from .reports import comparison
     from .reports.compare import compare as compare_reports
+    from .reports.measurements import differences, differences_text, read_measurements
     from .reports.read import ReportError, read_report
 
     try:
+        one, other = read_measurements(before), read_measurements(after)
+        if one is not None and other is not None:
+            changed = differences(one, other)
+            click.echo(differences_text(changed), nl=False)
+            return int(any(each.worse for each in changed))
+        if one is not None or other is not None:
+            raise Wrong(f"{before} and {after}: a benchmark with a report cannot be compared")
         found = compare_reports(read_report(before), read_report(after))
     except ReportError as error:
         raise Wrong(str(error)) from None

@@ -152,7 +152,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--exportcheck-cache",
         dest="exportcheck_cache",
         metavar="DIR",
-        help="keep conversions to ONNX under DIR, and use those of earlier runs; the numbers are run again",
+        help="keep captures and conversions under DIR for later runs, which run the numbers again",
     )
     group.addoption(
         "--exportcheck-cache-size",

@@ -11,12 +11,13 @@ import torch
 
 from .cases import CaseId
 from .exporters.base import Exported, ExportRequest
+from .exporters.capture_cache import KeptCapture
 from .exporters.conversions import Weights
 from .exporters.fingerprint import draws_random_numbers, graph_digest
 from .exporters.guards import CaptureWatch
 from .observe.observation import GraphObservation
 
-__all__ = ["Outcome", "Outcomes"]
+__all__ = ["Outcome", "Outcomes", "Replay"]
 
 
 @dataclass
@@ -31,10 +32,25 @@ class Outcomes:
 
     keep: bool = False
     _kept: list[tuple[Outcome, dict[str, Any]]] = field(default_factory=list)
+    _replayed: list[tuple[GraphObservation, str, Weights, dict[str, Any]]] = field(default_factory=list)
 
     def clear(self) -> None:
         """Forget everything."""
         self._kept.clear()
+        self._replayed.clear()
+
+    def replay(
+        self, case: CaseId, graph: GraphObservation, program: Any, watch: CaptureWatch
+    ) -> Replay | None:
+        """Of a captured program on its way to another format; ``None`` where two runs of it may differ."""
+        if case.device != "cpu":
+            return None
+        if isinstance(program, KeptCapture):
+            facts = program.facts
+            return None if facts.random else Replay(self, graph, facts.graph, program.weights)
+        if draws_random_numbers(program):
+            return None
+        return Replay(self, graph, graph_digest(program, watch, graph.shapes), Weights.of(program))
 
     def of(
         self,
@@ -51,16 +67,42 @@ class Outcomes:
         program = exported.program
         if case.device != "cpu":
             return None
+        kept = exported.kept
+        if kept is not None and kept.facts.random:
+            return None
+        if isinstance(program, KeptCapture):
+            return Outcome(self, case, graph, program.facts.graph, program.weights, request.output_paths)
         if isinstance(program, torch.export.ExportedProgram):
             if draws_random_numbers(program):
                 return None
             made_of: Any = graph_digest(program, watch, graph.shapes)
             return Outcome(self, case, graph, made_of, Weights.of(program), request.output_paths)
         captured = getattr(program, "exported_program", None)
-        if captured is None or draws_random_numbers(captured):
+        if kept is None and (captured is None or draws_random_numbers(captured)):
             return None
         # The very ONNX model that an earlier case was given: `Conversions` found that it is the same.
         return Outcome(self, case, graph, program.model, None, request.output_paths)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The observed calls of a graph through a captured program."""
+
+    among: Outcomes
+    graph: GraphObservation
+    made_of: str
+    weights: Weights
+
+    def known(self) -> dict[str, Any] | None:
+        """What the record says of it, where the same program was replayed without a difference."""
+        for graph, made_of, weights, found in self.among._replayed:
+            if graph is self.graph and made_of == self.made_of and weights.equal(self.weights):
+                return copy.deepcopy(found)
+        return None
+
+    def keep(self, found: Mapping[str, Any]) -> None:
+        """It agreed, or refused calls: note what the record says."""
+        self.among._replayed.append((self.graph, self.made_of, self.weights, copy.deepcopy(dict(found))))
 
 
 @dataclass(frozen=True)

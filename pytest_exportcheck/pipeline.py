@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from .cases import CaseId
-from .checks.captured import CapturedProgram, Run
+from .checks.captured import CapturedProgram, Run, runner_of
 from .checks.compare import Tolerances, compare_leaves
 from .checks.equivalence import check_patches
 from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
@@ -41,6 +41,8 @@ from .exporters.base import (
     named_arguments,
     target_of,
 )
+from .exporters.capture_cache import KeptCapture
+from .exporters.captures import CaseCaptures, UnusableCapture
 from .exporters.conversions import CaseConversions
 from .exporters.guards import CaptureWatch
 from .exporters.registry import load_exporter
@@ -50,7 +52,7 @@ from .foreign_errors import refusal
 from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
 from .patches.evidence import evidence
-from .patches.reach import reach_of
+from .patches.reach import parts_of, reach_of
 from .plurals import counted
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
@@ -157,17 +159,28 @@ def _export(
     target = graph.target
     arguments = graph.example.arguments
     try:
-        outputs = flatten_with_paths(graph.eager(arguments))
+        answer = graph.eager(arguments)
+        outputs = flatten_with_paths(answer)
     except Exception as error:
         # Made from a call that lacks an argument and its stand-in: no exporter is to blame.
         raise refusal(error, "observe", "eager refuses the arguments to export with") from error
     activity: Any = None
     exported: Any = None
+    captures: CaseCaptures | None = None
+    # What eager answers may depend on how often it was asked.
+    repeatable = run.share and not anew and not graph.stateful and run.outcomes.keep
 
-    def on_capture(program: torch.export.ExportedProgram, run: Run | None = None) -> None:
+    def on_capture(program: Any, runner: Run | None = None) -> None:
         if probe is not None:
             probe(program, watch, graph, activity)
-        captured.check(program, run)
+        replay = run.outcomes.replay(case, graph, program, watch) if repeatable and runner is None else None
+        known = None if replay is None else replay.known()
+        if known is not None:
+            captured.adopt(known, lambda: runner_of(_loaded(program)))
+            return
+        captured.check(_loaded(program), runner)
+        if replay is not None and "not_run" not in record["captured"]:
+            replay.keep(record["captured"])
 
     try:
         with (
@@ -176,12 +189,29 @@ def _export(
             mode.apply(observation.model, runtime) as activity,
             flat_forward(target.module, target.method, target.signature, arguments) as kwargs,
         ):
+            input_paths = [path for n, v in kwargs.items() for path, _ in flatten_with_paths(v, n)]
+            if probe is None and run.captures is not None:
+                settings = {"method": target.method, "target": runtime, "mode": mode.name}
+                captures = CaseCaptures(
+                    run.captures,
+                    target.module,
+                    kwargs,
+                    arguments,
+                    answer,
+                    parts_of(mode),
+                    activity,
+                    watch,
+                    graph.shapes,
+                    input_paths,
+                    settings,
+                    renew=anew,
+                )
             request = ExportRequest(
                 model=target.module,
                 kwargs=kwargs,
                 dynamic_shapes=dynamic_arguments(kwargs, graph.shapes),
                 dynamic_names=named_arguments(kwargs, graph.shapes),
-                input_paths=[path for n, v in kwargs.items() for path, _ in flatten_with_paths(v, n)],
+                input_paths=input_paths,
                 output_paths=[path for path, _ in outputs],
                 output_tensor_paths=[path for path, leaf in outputs if isinstance(leaf, torch.Tensor)],
                 shapes=graph.shapes,
@@ -202,6 +232,7 @@ def _export(
                     lambda custom: reach_of(mode, custom_operators=custom),
                     renew=anew,
                 ),
+                captures=captures,
             )
             watch.inputs(kwargs)
             with watch:
@@ -214,9 +245,37 @@ def _export(
     finally:
         # Also of an export that failed: the patches it went through.
         found = evidence(activity, getattr(exported, "program", None))
+        kept = getattr(exported, "kept", None)
         if found:
-            record["patches"] = found
+            record["patches"] = found if kept is None else {**found, "nodes": dict(kept.facts.patch_nodes)}
+        if captures is not None:
+            record.update(captures.facts)
+            _note(record, captures.notes)
     return exported, request
+
+
+def _loaded(program: Any) -> torch.export.ExportedProgram:
+    """A capture of an earlier run is loaded when it is needed."""
+    if not isinstance(program, KeptCapture):
+        return cast(torch.export.ExportedProgram, program)
+    try:
+        return program.program()
+    except Exception as error:
+        raise UnusableCapture(f"a kept capture is ignored: {type(error).__name__}: {error}") from error
+
+
+def _note(record: dict[str, Any], notes: Sequence[str]) -> None:
+    """Add to what the record says of the cache."""
+    if notes:
+        record["cache_notes"] = list(dict.fromkeys([*notes, *record.get("cache_notes", ())]))
+
+
+def _keep_capture(captures: CaseCaptures | None, record: dict[str, Any]) -> None:
+    """The case passed: what it captured may serve another run."""
+    if captures is not None:
+        captures.notes.clear()
+        captures.write((record.get("patches") or {}).get("nodes", {}))
+        _note(record, captures.notes)
 
 
 def run_case(
@@ -247,8 +306,11 @@ def run_case(
     try:
         try:
             _run_case(run, case, stages, record, probe, anew=probe is not None)
+        except UnusableCapture as unusable:
+            _run_anew(run, case, stages, record, None)
+            _note(record, [str(unusable)])
         except ExportCheckError as failure:
-            if record.get("conversion") not in ("shared", "cached"):
+            if _reused(record) is None:
                 raise
             _run_anew(run, case, stages, record, failure)
     finally:
@@ -256,17 +318,24 @@ def run_case(
 
 
 def _run_anew(
-    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], failure: ExportCheckError
+    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], failure: ExportCheckError | None
 ) -> None:
-    """The case with a conversion of its own: one that was made for another case or run fails none."""
-    reused, spent = record["conversion"], record["durations"]
+    """The case with what it makes itself: what was made for another case or run fails none."""
+    reused, spent = _reused(record), record["durations"]
     record.clear()
     record["durations"] = spent
     _run_case(run, case, stages, record, None, anew=True)
-    record["warnings"].append(
-        f"with the {reused} conversion it fails at {failure.stage}, with a new one it passes: "
-        f"{failure.message}"
-    )
+    if failure is not None:
+        record["warnings"].append(
+            f"with the {reused} it fails at {failure.stage}, with a new one it passes: {failure.message}"
+        )
+
+
+def _reused(record: Mapping[str, Any]) -> str | None:
+    """What of a case was not made by it: ``cached conversion``."""
+    if record.get("conversion") in ("shared", "cached"):
+        return f"{record['conversion']} conversion"
+    return "cached capture" if record.get("capture") == "cached" else None
 
 
 def _run_case(
@@ -310,6 +379,8 @@ def _run_case(
             exported, request = _export(
                 exporter, mode, observation, graph, stages, watch, captured, record, probe, run, case, anew
             )
+        except UnusableCapture:
+            raise
         except ExportCheckError:
             if captured.differs:
                 blame_stand_ins(graph, tolerances)
@@ -335,9 +406,13 @@ def _run_case(
             raise ExportError(f"{exporter.name} returned a {type(exported).__name__}, not an Exported")
         record.update(exported.facts)
         record["warnings"] += exported.notes
-        if isinstance(exported.program, torch.export.ExportedProgram):
-            dims = program_dims(exported.program, request.input_paths)
-            _fail_if_frozen(dims, graph, watch, ExportError, record)
+        if request.captures is not None:
+            _note(record, request.captures.notes)  # Beside those of the conversion.
+        if isinstance(exported.program, KeptCapture):
+            _fail_if_frozen(exported.program.facts.dims, graph, watch, ExportError, record)
+        elif isinstance(exported.program, torch.export.ExportedProgram):
+            own = program_dims(exported.program, request.input_paths)
+            _fail_if_frozen(own, graph, watch, ExportError, record)
         elif (declared := onnx_input_dims(exported.program)) is not None:
             stages("convert")
             dims = onnx_dims(declared, exported.input_names)
@@ -351,9 +426,12 @@ def _run_case(
                 record["warnings"] += known.pop("warnings")
                 record.update(known)
                 stages("resize")
+                _keep_capture(request.captures, record)
                 return
         seen, warned = set(record), len(record["warnings"])
         stages("session")
+        if isinstance(exported.program, KeptCapture):
+            exported.program = _loaded(exported.program)
         try:
             session = open_session(exported, observation.device, request.output_paths)
         except ExportCheckError:
@@ -378,6 +456,7 @@ def _run_case(
             error.details += captured.on_observed_calls()
             raise
         stages("resize")
+        captures = request.captures
         comparisons = watch.comparisons(graph.shapes)
         try:
             check_other_sizes(
@@ -395,7 +474,8 @@ def _run_case(
             # Eager may keep what it saw (a table of positions that grew): the next case gets a new model.
             if _changed(observation, graph, state, tolerances):
                 run.forget(case.device, case.dtype)
-                outcome = None
+                outcome, captures = None, None
+        _keep_capture(captures, record)
         if outcome is not None:
             shown = {key: value for key, value in record.items() if key not in seen}
             outcome.keep({**shown, "warnings": record["warnings"][warned:]})

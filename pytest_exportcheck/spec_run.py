@@ -24,6 +24,7 @@ from .exporters.base import (
     dynamic_arguments,
     flat_forward,
 )
+from .exporters.capture_cache import CaptureCache
 from .exporters.conversion_cache import ConversionCache
 from .exporters.conversions import Conversions
 from .exporters.leftovers import release_leftovers
@@ -64,6 +65,8 @@ class SpecRun:
         What two cases have in common is made once.
     conversions:
         Those that were made, and the cache of those of other runs.
+    captures:
+        The cache of captures of other runs.
     outcomes:
         What programs that passed have shown.
     """
@@ -74,6 +77,9 @@ class SpecRun:
         several = share and len(spec.matrix.patch_modes) > 1
         kept = ConversionCache(cache.folder, cache.limit, cache.salt) if share and cache else None
         self.conversions = Conversions(keep=several, cache=kept)
+        self.captures = (
+            CaptureCache(cache.folder, cache.limit, cache.salt, spec.folder) if share and cache else None
+        )
         self.outcomes = Outcomes(keep=several)
         self.modes: dict[str, PatchMode] = {}
         self._models: dict[tuple[str, str], torch.nn.Module | ExportCheckError] = {}
@@ -105,6 +111,8 @@ class SpecRun:
     def _drop_programs(self) -> None:
         self.conversions.clear()
         self.outcomes.clear()
+        if self.captures is not None:
+            self.captures.clear()
 
     def mode(self, name: str) -> PatchMode:
         """The patch mode of a case; `PatchError` if there is none of that name."""

@@ -18,7 +18,7 @@ from .numbers import Leaves, _inputs_by_path, _summary
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
 
-__all__ = ["CapturedProgram"]
+__all__ = ["CapturedProgram", "runner_of"]
 
 Run = Callable[[dict[str, Any]], Leaves]
 
@@ -44,6 +44,19 @@ class CapturedProgram:
         self._refuses: list[str] = []
         self.differs: list[str] = []
 
+    def adopt(self, found: dict[str, Any], runner: Callable[[], Run]) -> None:
+        """What the same program has shown in an earlier case; `runner` makes what runs it, when needed."""
+        self._record["captured"] = found
+        self._agrees = list(range(found["agrees"]))
+        self._refuses = list(found["refuses"])
+        made: list[Run] = []
+
+        def run(tensors: dict[str, Any]) -> Leaves:
+            made[:] = made or [runner()]
+            return made[0](tensors)
+
+        self._run = run
+
     def check(self, program: torch.export.ExportedProgram, run: Run | None = None) -> None:
         """Replay every observed call; refusals by a guard are noted: the ONNX model has no guards.
 
@@ -60,7 +73,7 @@ class CapturedProgram:
             A comparison of the user's own judges nothing.
         """
         try:
-            self._run = run or _runner(program)
+            self._run = run or runner_of(program)
         except Exception as error:
             self._record["captured"] = {"not_run": _first_line(error)}
             return
@@ -136,7 +149,8 @@ class CapturedProgram:
         return [f"the captured program is wrong too: {_summary(results, self._tolerances)}"]
 
 
-def _runner(program: torch.export.ExportedProgram) -> Run:
+def runner_of(program: torch.export.ExportedProgram) -> Run:
+    """Runs a program on tensor arguments by name."""
     module = program.module()
     return lambda tensors: flatten_with_paths(module(**tensors))
 

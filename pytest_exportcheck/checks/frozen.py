@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
+from ..exporters.fingerprint import program_dims
 from ..observe import GraphShapes, TensorLeaf
 
 __all__ = ["Dims", "dims_text", "frozen_axes", "frozen_in_program", "onnx_dims", "program_dims"]
@@ -44,18 +43,6 @@ def frozen_in_program(dims: Dims, shapes: GraphShapes, reasons: Reasons) -> list
                     + (f": {reasons[path, axis]}" if (path, axis) in reasons else "")
                 )
     return found
-
-
-def program_dims(program: torch.export.ExportedProgram, paths: Sequence[str]) -> Dims:
-    """The dims of the inputs of an ExportedProgram; `paths` in the order of its user inputs."""
-    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    dims = {}
-    for path, name in zip(paths, program.graph_signature.user_inputs, strict=False):
-        value = nodes[str(name)].meta.get("val") if str(name) in nodes else None
-        if isinstance(value, torch.Tensor):
-            # A size that froze may still be a SymInt, of a constant.
-            dims[path] = [int(text) if (text := str(size)).isdigit() else size for size in value.shape]
-    return dims
 
 
 def onnx_dims(dims_by_name: Mapping[str, Sequence[Any]], input_names: Mapping[str, str]) -> Dims:

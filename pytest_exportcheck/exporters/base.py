@@ -15,6 +15,8 @@ import torch
 from ..dims import DimExpr
 from ..observe import CallSignature, GraphShapes, dynamic_shapes_for, symbol_label
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
+from .capture_cache import KeptCapture
+from .captures import CaseCaptures
 from .conversions import CaseConversions
 
 __all__ = ["ExportRequest", "Exported", "Exporter", "flat_forward", "plain_copy", "target_of"]
@@ -55,6 +57,8 @@ class ExportRequest:
         What never changes may be made once per process (``--no-share`` turns it off).
     conversions:
         Conversions that need not be made again; ``None``: make every one.
+    captures:
+        The same of captures.
     """
 
     model: torch.nn.Module
@@ -71,6 +75,19 @@ class ExportRequest:
     captured: Callable[..., None] = lambda program, run=None: None
     share: bool = True
     conversions: CaseConversions | None = None
+    captures: CaseCaptures | None = None
+
+    def capture(
+        self, make: Callable[[], torch.export.ExportedProgram], **settings: Any
+    ) -> torch.export.ExportedProgram | KeptCapture:
+        """What `make` captures, or the same capture of an earlier run.
+
+        Parameters
+        ----------
+        settings:
+            What `make` depends on beside the request's model, arguments, shapes and options.
+        """
+        return make() if self.captures is None else self.captures.obtain(make, settings)
 
 
 @dataclass
@@ -95,6 +112,8 @@ class Exported:
         For the record.
     notes:
         What a person should know of a program that passes too: for the warnings of the record.
+    kept:
+        The capture of an earlier run that `program` is, or was made of.
     """
 
     program: Any
@@ -104,6 +123,7 @@ class Exported:
     extra_inputs: dict[str, torch.Tensor] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    kept: KeptCapture | None = None
 
 
 @runtime_checkable

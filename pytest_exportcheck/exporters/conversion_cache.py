@@ -1,8 +1,6 @@
-"""Conversions of earlier runs in a directory: one file each, JSON and an ONNX model, no pickles and no paths.
+"""Conversions of earlier runs: what one depends on, and an ONNX model without weights and paths for each.
 
-An entry is used only if its manifest holds the very key that is asked for and its checksum is right; anything
-else is ignored with a word. Weights that the model shares with the program are not in it: they are those of
-the program that asks.
+Weights that the model shares with the program are not in an entry: they are those of the program that asks.
 """
 
 from __future__ import annotations
@@ -11,14 +9,10 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import re
-import tempfile
-import time
 import warnings
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,17 +21,12 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from .cache_files import CacheFiles, Refused
 from .fingerprint import version_of
 from .guards import Comparison, Decided
 from .tables import only_known_functions
 
 __all__ = ["ConversionCache", "Found"]
-
-#: Of what a file holds; another one is not read.
-FORMAT = 1
-
-_SUFFIX = ".conversion"
-_MANIFEST, _MODEL = "manifest.json", "model.onnx"
 
 #: Distributions whose version decides what a conversion makes.
 _PACKAGES = (
@@ -47,12 +36,6 @@ _PACKAGES = (
 
 #: Variables that torch.onnx and onnxscript read.
 _VARIABLES = ("TORCHLIB_", "TORCH_ONNX", "TORCHONNX", "ONNX")
-
-#: A temporary file of this age, in seconds, was left by a process that died.
-_STALE = 3600.0
-
-#: Protobuf takes no message of 2 GiB.
-_LARGEST = 1_500_000_000
 
 #: Notes at nodes with lines of source: the paths in them are those of one machine.
 _PATHS = "pkg.torch.onnx.stack_trace"
@@ -64,10 +47,6 @@ class Found:
 
     model: Any
     decided: Decided
-
-
-class _Refused(Exception):
-    """The text says what is wrong with an entry."""
 
 
 class ConversionCache:
@@ -84,10 +63,8 @@ class ConversionCache:
     """
 
     def __init__(self, folder: Path, limit: int, salt: str = "") -> None:
-        self.folder = folder
-        self._limit = limit
+        self._files = CacheFiles(folder, limit, "conversion", "model.onnx")
         self._salt = salt
-        self._said: set[str] = set()
         #: Weights are the same tensors in every case of a spec: (how often written to, digest).
         self._digests: Any = WeakIdKeyDictionary()
 
@@ -118,28 +95,19 @@ class ConversionCache:
             known = self._digests[tensor] = (version, _digest(tensor))
         return str(known[1])
 
-    def path(self, key: Mapping[str, Any]) -> Path:
-        """The file of an entry."""
-        name = hashlib.sha256(_canonical(key)).hexdigest()
-        return self.folder / name[:2] / f"{name}{_SUFFIX}"
-
     def read(
         self, key: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
     ) -> tuple[Found | None, list[str]]:
         """(the conversion, or ``None``; a word on an entry that is there and cannot be used)."""
-        path = self.path(key)
-        try:
-            with open(path, "rb") as file:
-                found = _read(file, key, weights)
-        except FileNotFoundError:
-            return None, []
-        except _Refused as refused:
-            return None, [f"{path} is ignored: {refused}"]
-        except Exception as error:
-            return None, [f"{path} is ignored: {_first_line(error)}"]
-        with contextlib.suppress(OSError):
-            os.utime(path)  # It was used.
-        return found, []
+
+        def use(manifest: dict[str, Any], data: bytes) -> Found:
+            decided = {
+                str(label): list(map(Comparison.from_plain, comparisons))
+                for label, comparisons in manifest["comparisons"].items()
+            }
+            return Found(_from_bytes(data, manifest["weights"], weights), decided)
+
+        return self._files.read(key, use)
 
     def write(
         self,
@@ -149,109 +117,21 @@ class ConversionCache:
         decided: Decided,
     ) -> list[str]:
         """Keep a conversion; a word if that cannot be done, once per reason."""
-        path = self.path(key)
-        try:
+
+        def make() -> tuple[dict[str, Any], bytes]:
             data, shared = _to_bytes(model, weights)
-            manifest = {
-                "format": FORMAT,
-                "key": key,
-                "sha256": hashlib.sha256(data).hexdigest(),
-                "weights": shared,
-                "comparisons": {
-                    label: [
-                        {"text": c.text, "names": list(c.names), "value": c.value, "code": c.code}
-                        for c in comparisons
-                    ]
-                    for label, comparisons in decided.items()
-                },
+            # Places are lines of one machine's files.
+            texts = {
+                label: [{**comparison.to_plain(), "place": ""} for comparison in comparisons]
+                for label, comparisons in decided.items()
             }
-            if len(data) > min(_LARGEST, self._limit):
-                return []
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, manifest, data)
-            self._bound()
-        except OSError as error:
-            text = f"{self.folder} keeps no conversions: {error.strerror or error}"
-            if text in self._said:
-                return []
-            self._said.add(text)
-            return [text]
-        return []
+            return {"weights": shared, "comparisons": texts}, data
 
-    def remove(self, key: Mapping[str, Any]) -> None:
-        """Take an entry out."""
-        with contextlib.suppress(OSError):
-            self.path(key).unlink(missing_ok=True)
+        return self._files.write(key, make)
 
-    def _bound(self) -> None:
-        """Remove what was not used for longest, until the rest is within the limit."""
-        entries: list[tuple[float, int, Path]] = []
-        now = time.time()
-        for folder in self.folder.glob("??"):
-            for file in folder.iterdir():
-                with contextlib.suppress(OSError):  # another process removed it
-                    seen = file.stat()
-                    if file.suffix == _SUFFIX:
-                        entries.append((seen.st_mtime, seen.st_size, file))
-                    elif file.suffix == ".new" and now - seen.st_mtime > _STALE:
-                        file.unlink()
-        size = sum(entry[1] for entry in entries)
-        for _, bytes_, file in sorted(entries):
-            if size <= self._limit:
-                break
-            with contextlib.suppress(OSError):
-                file.unlink()
-            size -= bytes_
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, ensure_ascii=True).encode()
-
-
-def _write(path: Path, manifest: Mapping[str, Any], data: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=".", suffix=".new", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-                archive.writestr(_MANIFEST, _canonical(manifest))
-                archive.writestr(_MODEL, data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def _read(file: Any, key: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Found:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            entries = archive.infolist()
-            stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
-            if [entry.filename for entry in entries] != [_MANIFEST, _MODEL] or not stored:
-                raise _Refused("it is no entry of this cache")
-            manifest = json.loads(archive.read(_MANIFEST))
-            data = archive.read(_MODEL)
-    except (zipfile.BadZipFile, EOFError, ValueError, NotImplementedError) as error:
-        raise _Refused(f"it is damaged ({_first_line(error)})") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise _Refused("it has another format")
-    if manifest.get("key") != json.loads(_canonical(key)):
-        raise _Refused("it was made for something else")
-    if hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
-        raise _Refused("its checksum is wrong")
-    decided = {
-        str(label): [
-            Comparison(
-                str(each["text"]), tuple(map(str, each["names"])), "", bool(each["value"]), str(each["code"])
-            )
-            for each in comparisons
-        ]
-        for label, comparisons in manifest["comparisons"].items()
-    }
-    return Found(_from_bytes(data, manifest["weights"], weights), decided)
+    def path(self, key: Mapping[str, Any]) -> Path:
+        """The file of an entry."""
+        return self._files.path(key)
 
 
 @contextlib.contextmanager
@@ -321,7 +201,7 @@ def _from_bytes(data: bytes, shared: Mapping[str, str], weights: Mapping[str, to
         if isinstance(value.const_value, onnx_ir.ExternalTensor) and name not in shared
     ]
     if missing:
-        raise _Refused(f"the values of {missing[0]} are not in it")
+        raise Refused(f"the values of {missing[0]} are not in it")
     for name, weight in shared.items():
         value = model.graph.initializers[name]
         tensor = TorchTensor(weights[weight].detach(), name=name)
@@ -329,7 +209,7 @@ def _from_bytes(data: bytes, shared: Mapping[str, str], weights: Mapping[str, to
             value.const_value.dtype,
             value.const_value.shape,
         ):
-            raise _Refused(f"{name} is another weight than {weight}")
+            raise Refused(f"{name} is another weight than {weight}")
         value.const_value = tensor
     return model
 
@@ -372,8 +252,3 @@ def _code_digest() -> str:
         for file in sorted((root / room).rglob("*.py")):
             digest.update(file.relative_to(root).as_posix().encode() + b"\n" + file.read_bytes())
     return digest.hexdigest()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -130,24 +130,59 @@ class CaseConversions:
         settings:
             Options and names as text.
         """
-        store, cache = self.conversions, self.conversions.cache
+        cache = self.conversions.cache
         others = operators_of_others(program)
-        reach = self.reach(bool(others)) if store.keep or cache is not None else None
+        reach = self.reach(bool(others)) if self.conversions.keep or cache is not None else None
         if reach is None:
             return make(), {}
         digest = graph_digest(program, self.watch, self.shapes)
-        scope = (self.case, digest, settings, reach.values)
         weights = Weights.of(program)
+        known = others <= {"transformers"}
+        found, scope, key, notes = self._look_up(digest, settings, weights, reach, known)
+        if found is not None:
+            return torch.onnx.ONNXProgram(found[0], program), found[1]
+        before, frozen = self.watch.mark(), list(self.watch.frozen())
+        made = make()
+        if list(self.watch.frozen()) != frozen:
+            return made, {"conversion": "new"}  # Why an axis froze is only known here.
+        decided = self.watch.decided(self.shapes, before)
+        self._keep(scope, weights, made.model, decided)
+        if cache is not None and key is not None:
+            notes += cache.write(key, made.model, weights.tensors, decided)
+        return made, _facts("new", notes)
+
+    def find(self, digest: str, settings: str, weights: Weights) -> tuple[Any, dict[str, Any]] | None:
+        """(ONNX model, facts for the record) of a program with operators of torch's only; ``None``: not made.
+
+        Parameters
+        ----------
+        digest:
+            `fingerprint.graph_digest` of the program as it was converted.
+        """
+        reach = self.reach(False)
+        return None if reach is None else self._look_up(digest, settings, weights, reach, True)[0]
+
+    def _look_up(
+        self, digest: str, settings: str, weights: Weights, reach: Any, known: bool
+    ) -> tuple[tuple[Any, dict[str, Any]] | None, tuple[Any, ...], dict[str, Any] | None, list[str]]:
+        """(model and facts or ``None``, scope in this process, key for other runs or ``None``, notes).
+
+        Parameters
+        ----------
+        known:
+            The versions in a key tell what all operators of the program do.
+        """
+        store, cache = self.conversions, self.conversions.cache
+        scope = (self.case, digest, settings, reach.values)
         if self.renew:
             store._kept[:] = [kept for kept in store._kept if kept.scope != scope]
         for kept in store._kept:
             if kept.scope == scope and kept.weights.equal(weights):
                 self.watch.add(kept.decided)
-                facts = {"same_graph_as": kept.origin, "conversion": "shared"}
-                return torch.onnx.ONNXProgram(kept.model, program), facts
+                return (kept.model, {"same_graph_as": kept.origin, "conversion": "shared"}), scope, None, []
         key: dict[str, Any] | None = None
         notes: list[str] = []
-        if cache is not None and reach.text is not None and others <= {"transformers"}:
+        if cache is not None and reach.text is not None and known:
             key = cache.key(
                 graph=digest,
                 weights=weights.tensors,
@@ -160,16 +195,8 @@ class CaseConversions:
             if found is not None:
                 self.watch.add(found.decided)
                 self._keep(scope, weights, found.model, found.decided)
-                return torch.onnx.ONNXProgram(found.model, program), _facts("cached", notes)
-        before, frozen = self.watch.mark(), list(self.watch.frozen())
-        made = make()
-        if list(self.watch.frozen()) != frozen:
-            return made, {"conversion": "new"}  # Why an axis froze is only known here.
-        decided = self.watch.decided(self.shapes, before)
-        self._keep(scope, weights, made.model, decided)
-        if cache is not None and key is not None:
-            notes += cache.write(key, made.model, weights.tensors, decided)
-        return made, _facts("new", notes)
+                return (found.model, _facts("cached", notes)), scope, key, notes
+        return None, scope, key, notes
 
     def _keep(self, scope: tuple[Any, ...], weights: Weights, model: Any, decided: Decided) -> None:
         if self.conversions.keep:

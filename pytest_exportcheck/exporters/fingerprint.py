@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ __all__ = [
     "draws_random_numbers",
     "fingerprint",
     "graph_digest",
+    "program_dims",
+    "program_lines",
     "tensors_of",
     "version_of",
     "weights_digest",
@@ -64,6 +66,18 @@ def tensors_of(program: torch.export.ExportedProgram) -> dict[str, torch.Tensor]
     return {name: value for name, value in sorted(held.items()) if isinstance(value, torch.Tensor)}
 
 
+def program_dims(program: torch.export.ExportedProgram, paths: Sequence[str]) -> dict[str, list[Any]]:
+    """The dims of the inputs of an ExportedProgram; `paths` in the order of its user inputs."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    dims = {}
+    for path, name in zip(paths, program.graph_signature.user_inputs, strict=False):
+        value = nodes[str(name)].meta.get("val") if str(name) in nodes else None
+        if isinstance(value, torch.Tensor):
+            # A size that froze may still be a SymInt, of a constant.
+            dims[path] = [int(text) if (text := str(size)).isdigit() else size for size in value.shape]
+    return dims
+
+
 def version_of(tensor: torch.Tensor) -> int:
     """How often it was written to in place."""
     return -1 if tensor.is_inference() else tensor._version
@@ -96,14 +110,21 @@ def _attribute(module: torch.nn.Module, path: str) -> Any:
     return found
 
 
-def _lines(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: GraphShapes) -> Iterator[str]:
+def program_lines(program: torch.export.ExportedProgram, inner: bool = True) -> Iterator[str]:
+    """Nodes, constants, signature, tree specs and limits of symbols; values of tensors and guards aside.
+
+    Parameters
+    ----------
+    inner:
+        Also what is known of the sizes of inner nodes, which a conversion reads and a run does not.
+    """
     for path, module in program.graph_module.named_modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
         yield f"graph {path}"
         for node in module.graph.nodes:
             target = node.target if isinstance(node.target, str) else _name(node.target)
-            value = _meta(node.meta.get("val"))
+            value = _meta(node.meta.get("val")) if inner or node.op == "placeholder" else ""
             # Its modules are in the notes of the ONNX model.
             owners = [tuple(map(str, owner)) for owner in (node.meta.get("nn_module_stack") or {}).values()]
             yield f"{node.op} {node.name} {target} {node.args!r} {node.kwargs!r} {value} {owners}"
@@ -113,6 +134,10 @@ def _lines(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: G
     yield repr(program.graph_signature)
     yield f"{program.call_spec.in_spec} {program.call_spec.out_spec}"
     yield str(sorted((str(symbol), str(limits)) for symbol, limits in program.range_constraints.items()))
+
+
+def _lines(program: torch.export.ExportedProgram, watch: CaptureWatch, shapes: GraphShapes) -> Iterator[str]:
+    yield from program_lines(program)
     yield from size_facts(program)
     # torch 2.13: the guards as Python text. Elsewhere, the comparisons below have to do.
     yield str(getattr(program, "_guards_code", ""))

@@ -18,7 +18,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -43,6 +43,7 @@ __all__ = [
     "CaptureWatch",
     "Comparison",
     "Decided",
+    "dims_of",
     "internals_missing",
     "place_in_model",
     "size_facts",
@@ -95,6 +96,16 @@ class Comparison:
 
     def __str__(self) -> str:
         return f"{self.text} ({self.place})" if self.place else self.text
+
+    def to_plain(self) -> dict[str, Any]:
+        """For a file."""
+        return {**asdict(self), "names": list(self.names)}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Comparison:
+        """The inverse; `holds` evaluates no other code than conditions of sizes."""
+        names = tuple(map(str, plain["names"]))
+        return cls(str(plain["text"]), names, str(plain["place"]), bool(plain["value"]), str(plain["code"]))
 
 
 @dataclass(frozen=True)
@@ -229,6 +240,8 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
         self._asked: dict[tuple[int, int], Asked] = {}
         self._narrowed: dict[tuple[int, sympy.Symbol, str], Asked] = {}
         self._added: dict[str, list[Comparison]] = {}
+        #: Of a capture of an earlier run, by the text of the shapes.
+        self._restored: dict[str, list[Comparison]] = {}
         self._original: Any = None
 
     def inputs(self, kwargs: Mapping[str, Any]) -> None:
@@ -314,6 +327,12 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
             **{each.label: self.comparisons(shapes, since, each) for each in shapes.thin},
         }
 
+    def restore(self, comparisons: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """What was seen in an earlier run: for each text of shapes (`dims_of`) its comparisons, plain."""
+        self._restored = {
+            dims: list(map(Comparison.from_plain, found)) for dims, found in comparisons.items()
+        }
+
     def comparisons(
         self,
         shapes: GraphShapes,
@@ -344,8 +363,9 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                 seen.items(), since.get(key, 0) if since else 0, None
             ):
                 note(_comparison(expression, result, place, symbols))
-        for comparison in self._added.get(label, ()) if since is None else ():
-            note(comparison)
+        if since is None:
+            for comparison in (*self._restored.get(dims_of(shapes), ()), *self._added.get(label, ())):
+                note(comparison)
         return list(found.values())
 
     def _symbols(self, env: ShapeEnv, shapes: GraphShapes) -> dict[sympy.Symbol, sympy.Expr]:
@@ -386,6 +406,11 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                 text = _text(_as_condition(expression, result, held=True).xreplace(names))
                 reasons[axis] = f"{text} ({place})" if place else text
         return reasons
+
+
+def dims_of(shapes: GraphShapes) -> str:
+    """The tensors of a graph with their axes, as text."""
+    return "; ".join(f"{leaf.path} {leaf}" for leaf in shapes.tensors())
 
 
 def _recorded_place(location: Any) -> str:

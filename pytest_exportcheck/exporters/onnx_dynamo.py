@@ -13,6 +13,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind
 from ..errors import ConvertError, ExportError
 from ..plurals import counted
 from .base import Exported, ExportRequest, keywords_of
+from .capture_cache import KeptCapture
 from .rnn import onnx_loops
 from .tables import shared_tables
 
@@ -51,7 +52,10 @@ def match_inputs(
     The graph's names are those of the placeholders; an input that the model returns unchanged is renamed
     ``NAME_orig`` by torch 2.13, and one that it does not use may be gone.
     """
-    placeholders = [str(spec) for spec in program.graph_signature.user_inputs]
+    return _matched([str(spec) for spec in program.graph_signature.user_inputs], paths, graph_names)
+
+
+def _matched(placeholders: list[str], paths: list[str], graph_names: list[str]) -> dict[str, str]:
     names = set(graph_names)
     matched = {}
     for path, placeholder in zip(paths, placeholders, strict=True):
@@ -75,19 +79,20 @@ def graph_outputs(
     outputs = [
         spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT
     ]
+    return _by_path(
+        [[argument.value] if isinstance(argument, ConstantArgument) else [] for argument in outputs], paths
+    )
+
+
+def _by_path(outputs: list[list[Any]], paths: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The same from the constants of a program: for each output its value, or nothing for a tensor."""
     if len(outputs) != len(paths):
         raise ExportError(
             f"the captured program has {counted(len(outputs), 'output')}, "
             f"the model has {len(paths)}: {', '.join(paths)}"
         )
-    tensors: list[str] = []
-    constants: dict[str, Any] = {}
-    for path, argument in zip(paths, outputs, strict=True):
-        if isinstance(argument, ConstantArgument):
-            constants[path] = argument.value
-        else:
-            tensors.append(path)
-    return tensors, constants
+    pairs = list(zip(paths, outputs, strict=True))
+    return [path for path, held in pairs if not held], {path: held[0] for path, held in pairs if held}
 
 
 def raise_if_no_tensor(program: torch.export.ExportedProgram, paths: list[str], error: BaseException) -> None:
@@ -165,6 +170,33 @@ def _converted(
     return onnx_program
 
 
+def _settings(request: ExportRequest) -> str:
+    return f"{sorted(request.options.items())!r} {request.dynamic_names!r}"
+
+
+def _converted_before(request: ExportRequest, kept: KeptCapture) -> Exported | None:
+    """The conversion of an earlier case or run of the same capture; ``None`` where there is none."""
+    if request.conversions is None or not kept.facts.converted:
+        return None
+    with request.stage("convert"):
+        found = request.conversions.find(kept.facts.converted, _settings(request), kept.weights)
+    if found is None:
+        return None
+    assert request.captures is not None
+    request.captures.use(kept)
+    model, facts = found
+    paths, constants = _by_path(kept.facts.outputs, request.output_paths)
+    names = [str(value.name) for value in model.graph.inputs]
+    return Exported(
+        torch.onnx.ONNXProgram(model, None),
+        _matched(kept.facts.inputs, request.input_paths, names),
+        paths,
+        constants,
+        facts={"fx_nodes": kept.facts.nodes, **facts},
+        kept=kept,
+    )
+
+
 class OnnxDynamo:
     """The dynamo-based ONNX exporter of torch.
 
@@ -180,10 +212,20 @@ class OnnxDynamo:
 
     def export(self, request: ExportRequest) -> Exported:
         """Capture, then convert; the ONNX graph keeps the names of the dynamic axes."""
-        return self.convert(request, capture(request))
+        return self.convert(request, request.capture(lambda: capture(request), exporter=self.name))
 
-    def convert(self, request: ExportRequest, program: torch.export.ExportedProgram) -> Exported:
+    def convert(
+        self, request: ExportRequest, program: torch.export.ExportedProgram | KeptCapture
+    ) -> Exported:
         """The second step; a failure belongs to the stage ``convert``."""
+        if isinstance(program, KeptCapture):
+            found = _converted_before(request, program)
+            if found is not None:
+                request.captured(program)
+                return found
+            # What torch knows of its symbols was not kept: it can be run, and is not converted.
+            assert request.captures is not None
+            program = request.captures.anew()
         request.captured(program)
         # The mode may have fixes for the graph (``hf``); they work in place.
         table = request.mode.before_convert(program) if request.mode is not None else None
@@ -192,11 +234,13 @@ class OnnxDynamo:
             return _converted(request, program, table)
 
         facts: dict[str, Any] = {}
+        if request.captures is not None:
+            request.captures.converted(program)
         with request.stage("convert"):
             if request.conversions is None:
                 onnx_program = make()
             else:
-                settings = f"{sorted(request.options.items())!r} {request.dynamic_names!r}"
+                settings = _settings(request)
                 onnx_program, facts = request.conversions.obtain(program, settings, make)
         graph = onnx_program.model.graph
         paths, constants = graph_outputs(program, request.output_paths)

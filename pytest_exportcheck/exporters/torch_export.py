@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .base import Exported, ExportRequest, keywords_of
+from .capture_cache import KeptCapture
 
 __all__ = ["TorchExport", "TorchExportStrict"]
 
@@ -24,15 +25,23 @@ class TorchExport:
 
     def export(self, request: ExportRequest) -> Exported:
         """Capture the model; the program takes keyword arguments."""
-        with torch.no_grad():
-            program = torch.export.export(
-                request.model,
-                (),
-                kwargs=request.kwargs,
-                dynamic_shapes=request.dynamic_shapes,
-                strict=self.strict,
-                **request.options,
-            )
+
+        def make() -> torch.export.ExportedProgram:
+            with torch.no_grad():
+                return torch.export.export(
+                    request.model,
+                    (),
+                    kwargs=request.kwargs,
+                    dynamic_shapes=request.dynamic_shapes,
+                    strict=self.strict,
+                    **request.options,
+                )
+
+        program = request.capture(make, exporter=self.name, options=dict(request.options))
+        if isinstance(program, KeptCapture):
+            assert request.captures is not None
+            request.captures.use(program)
+            return Exported(program, facts={"fx_nodes": program.facts.nodes}, kept=program)
         return Exported(program, facts={"fx_nodes": len(program.graph.nodes)})
 
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, ModuleType
 from typing import Any
@@ -68,6 +68,12 @@ class Activity:
             for name, patch in self.patches.items()
             if (live := _ACTIVE[patch]).function is not None
         }
+
+    def add(self, calls: Mapping[str, int]) -> None:
+        """Count calls that were made while a capture of an earlier run was made; inside the block only."""
+        for name, count in calls.items():
+            if name in self.patches:
+                _ACTIVE[self.patches[name]].calls += count
 
     def called(self) -> dict[str, int]:
         """Those that were called at least once."""

@@ -11,7 +11,7 @@ from .modes import PatchList
 from .none import NoPatches
 from .patch import Patch
 
-__all__ = ["Reach", "reach_of"]
+__all__ = ["Reach", "parts_of", "reach_of"]
 
 #: Whose version, or source, tells what their functions do.
 _KNOWN = ("pytest_exportcheck", "transformers")
@@ -61,6 +61,23 @@ def reach_of(mode: PatchMode, *, custom_operators: bool) -> Reach | None:
         (*patches, *([mode] if hooks else [])),
         "\n".join([*(patch.name for patch in patches), *names]) if known else None,
     )
+
+
+def parts_of(mode: PatchMode) -> dict[str, Any] | None:
+    """The patches in place now, by name, and what each does; ``None`` for a mode that cannot tell."""
+    if type(mode).apply not in (NoPatches.apply, PatchList.apply):
+        return None
+    return {
+        patch.name: {
+            "target": patch.target,
+            "replacement": patch.replacement,
+            "wraps": patch.wraps,
+            "everywhere": patch.everywhere,
+            "scope": patch.scope,
+            "rewritten": None if patch.rewritten is None else patch.rewritten.func,
+        }
+        for patch in active_patches()
+    }
 
 
 def _is_of_models(patch: Patch) -> bool:

@@ -12,8 +12,9 @@ __all__ = ["cache_lines", "reuse_lines", "reuse_text"]
 
 
 def reuse_text(record: Mapping[str, Any]) -> str:
-    """``same graph as none``, ``conversion: cached``; ``""`` for a case of which everything was made."""
+    """``same graph as none``, ``capture: cached``, ``conversion: cached``; ``""`` if everything was made."""
     texts = [f"same graph as {record['same_graph_as']}"] if record.get("same_graph_as") else []
+    texts += ["capture: cached"] if record.get("capture") == "cached" else []
     texts += ["conversion: cached"] if record.get("conversion") == "cached" else []
     return ", ".join(texts)
 
@@ -32,6 +33,6 @@ def reuse_lines(records: Sequence[Mapping[str, Any]], every_case: bool) -> Itera
 
 
 def cache_lines(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What is wrong with the cache of conversions, each thing once."""
+    """What is wrong with the cache, each thing once."""
     notes = [str(note) for record in records for note in record.get("cache_notes") or ()]
     yield from (f"exportcheck cache: {note}" for note in dict.fromkeys(notes))

@@ -209,7 +209,14 @@ class Record(_Open):
         str,
         Field(description="`new`, `shared` (with the mode of the same graph) or `cached` (of a run before)."),
     ] = ""
-    cache_notes: Annotated[list[str], Field(description="What is wrong with the cache of conversions.")] = []
+    capture: Annotated[
+        str,
+        Field(description="With a cache: `new` or `cached` (of a run before, everything being the same)."),
+    ] = ""
+    capture_not_kept: Annotated[
+        str, Field(description="Why a capture is neither kept nor reused: what of it cannot be told.")
+    ] = ""
+    cache_notes: Annotated[list[str], Field(description="What is wrong with the cache.")] = []
     patches: Annotated[Patches | None, Field(description="The patches it went through.")] = None
     causes: Annotated[
         list[dict[str, str]],

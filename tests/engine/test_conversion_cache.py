@@ -81,7 +81,7 @@ class Runs:
             run.close()
 
     def entries(self) -> list[Path]:
-        return sorted(self.folder.glob("*/*"))
+        return sorted(self.folder.glob("*/*.conversion"))
 
     def entry(self) -> Path:
         (found,) = self.entries()
@@ -428,9 +428,12 @@ def test_its_size_is_bounded(tmp_path: Path) -> None:
     sizes = []
     for age, salt in enumerate(names):
         runs(salt=salt)
-        newest = max(runs.entries(), key=lambda path: path.stat().st_mtime_ns)
-        sizes.append(newest.stat().st_size)
-        os.utime(newest, (1_000_000 + age, 1_000_000 + age))
+        # A capture and a conversion: the limit is for both.
+        newest = [path for path in runs.folder.glob("*/*") if path.stat().st_mtime > 2_000_000]
+        assert len(newest) == 2
+        sizes.append(sum(path.stat().st_size for path in newest))
+        for path in newest:
+            os.utime(path, (1_000_000 + age, 1_000_000 + age))
     runs.limit = sum(sizes) + sizes[0] // 2
     assert runs(salt="first")["conversion"] == "cached", "and so it is the one used last"
     runs(salt="fourth")
@@ -498,7 +501,8 @@ def test_many_at_once(runs: Runs) -> None:
     for thread in threads:
         thread.join()
     assert problems == []
-    assert [each.name for each in runs.entry().parent.iterdir()] == [path.name]
+    assert [each.name for each in runs.entry().parent.glob("*.conversion")] == [path.name]
+    assert not list(runs.folder.glob("*/*.new"))
     decided = cache.read(key, weights)[0].decided  # type: ignore[union-attr]
     assert list(decided) == ["", "broken"]
     (read,) = decided["broken"]

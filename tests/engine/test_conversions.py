@@ -97,7 +97,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def judged(record: dict[str, Any]) -> dict[str, Any]:
     """What a record says of the case, without how it came about."""
-    apart = ("durations", "peak_rss_mb", "patches", "same_graph_as", "conversion")
+    apart = ("durations", "peak_rss_mb", "patches", "same_graph_as", "conversion", "capture")
     return {key: value for key, value in record.items() if key not in apart}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,11 @@ def test_the_lines_of_the_summary():
     shared = [record(mode, same_graph_as="none", conversion="shared") for mode in ("torch", "hf")]
     records = [record("none", conversion="new"), *shared, record("all", conversion="cached")]
     assert list(map(reuse_text, records)) == ["", *["same graph as none"] * 2, "conversion: cached"]
+    assert (
+        reuse_text(record("hf", same_graph_as="none", capture="cached"))
+        == "same graph as none, capture: cached"
+    )
+    assert reuse_text(record("hf", capture="new")) == ""
     assert list(reuse_lines(records, every_case=False)) == [
         "same graph as none: 2 cases",
         "conversion: cached: 1 case",
@@ -117,6 +123,15 @@ def conversions(project: Project, stem: str) -> dict[str, str]:
     }
 
 
+def captures(project: Project) -> dict[str, set[str]]:
+    """Stem of a spec -> how its captures came about."""
+    found: dict[str, set[str]] = {}
+    for case in project.report():
+        if case["exporter"] is not None:
+            found.setdefault(Path(case["spec"]).stem, set()).add(case["capture"])
+    return found
+
+
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
 def test_runs_with_a_cache(real, warm_pytest, workers):
     """Twice, the second time with confirmed failures, then with damaged entries: always the same verdicts."""
@@ -127,7 +142,9 @@ def test_runs_with_a_cache(real, warm_pytest, workers):
         result = warm_pytest.run([*args, *more], timeout=600)
         validated(real)
         reused = [
-            line for line in result.outlines if line.startswith(("same graph", "conversion", "exportch"))
+            line
+            for line in result.outlines
+            if line.startswith(("same graph", "capture", "conversion", "exportch"))
         ]
         return reused, {case["nodeid"]: case["verdict"] for case in real.report()}
 
@@ -141,17 +158,24 @@ def test_runs_with_a_cache(real, warm_pytest, workers):
     assert again == verdicts
     assert conversions(real, "net") == {"none": "cached", "transformers": "shared"}
     assert conversions(real, "branches") == {"none": "new"}, "a failure is that of a new conversion"
-    assert {"same graph as none: 2 cases", "conversion: cached: 1 case"} <= set(lines)
+    assert {
+        "capture: cached: 1 case",
+        "same graph as none, capture: cached: 2 cases",
+        "capture: cached, conversion: cached: 1 case",
+    } <= set(lines)
+    assert captures(real) == {"net": {"cached"}, "branches": {"new"}}
     assert [case["confirmed"] for case in real.report() if case["verdict"] != "pass"] == [True]
 
     entries = sorted((real.pytester.path / "kept").glob("*/*"))
-    assert len(entries) == 2
+    # A failure is never kept, its conversion is: other sizes are no part of that.
+    assert [entry.suffix for entry in entries].count(".conversion") == 2
+    assert [entry.suffix for entry in entries].count(".capture") == 4
     for entry in entries:
         entry.write_bytes(b"damaged")
     lines, again = run()
     assert again == verdicts
     assert conversions(real, "net") == {"none": "new", "transformers": "shared"}
-    assert sum("is ignored: it is damaged" in line for line in lines) == 2
+    assert sum("is ignored: it is damaged" in line for line in lines) == 6
 
 
 def test_fresh_processes_and_no_share_know_of_no_cache(real, warm_pytest):

@@ -1,0 +1,292 @@
+"""What a capture depends on besides the model and its arguments: code, versions, variables, flags of torch.
+
+Installed code is told by its version and, where a capture runs through it, by its content; what was put into
+it while the process ran (a function of another file, another function under a known name, another value of a
+constant) is looked for in the modules that the model's classes come from and in those of torch that every
+model calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import re
+import sys
+import sysconfig
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+from torch.utils._config_module import ConfigModule
+
+from .content import Content, file_digest, is_genuine, is_installed
+
+__all__ = ["add_flags", "add_installed", "process_digest", "variables"]
+
+_ROOT = Path(__file__).parent.parent
+
+#: Variables that differ from run to run and that neither torch nor transformers reads. Where code of the
+#: user's reads variables, all but the first group count.
+_OF_A_TEST = re.compile(r"PYTEST_CURRENT_TEST|PYTEST_XDIST_\w+|PYTEST_VERSION|EXPORTCHECK_\w+|_|SHLVL|OLDPWD")
+_OF_A_RUN = re.compile(
+    r"(GITHUB|RUNNER|ACTIONS|GITLAB|CI|BUILD|BUILDKITE|JENKINS|CIRCLE|TRAVIS|AGENT|SYSTEM|TF_BUILD|SSH|XDG|"
+    r"DBUS|GPG|LC|VSCODE|TMUX|STY|SYSTEMD|JOURNAL|INVOCATION)(_\w+)?|PWD|TERM\w*|COLUMNS|LINES|HOSTNAME|HOST|"
+    r"WINDOWID|DISPLAY|LOGNAME|USER|MAIL|PS1|EDITOR|PAGER|LESS\w*|LS_COLORS|COLORTERM|NO_COLOR|FORCE_COLOR|"
+    r"VIRTUAL_ENV_PROMPT|TMPDIR|TEMP|TMP|COVERAGE_\w+|COV_CORE_\w+|PYTEST_\w+"
+)
+
+#: Modules of torch that hold what models call.
+_CALLED = ("torch", "torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.modules.module")
+
+#: Constants that are made anew in every process.
+_OF_A_PROCESS = {"transformers.utils.hub.SESSION_ID"}
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def variables(*, every: bool) -> dict[str, str]:
+    """Environment variables that a capture may depend on.
+
+    Parameters
+    ----------
+    every:
+        Code of the user's reads variables: those that name a run, a terminal or a user count too.
+    """
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if not _OF_A_TEST.fullmatch(name) and (every or not _OF_A_RUN.fullmatch(name))
+    }
+
+
+@functools.cache
+def process_digest() -> str:
+    """Versions of Python, the machine and everything installed; the content of torch's and our own code.
+
+    The places are part of it: a capture notes the lines of source that it went through.
+    """
+    digest = hashlib.sha256()
+    lines = [sys.version, platform.machine(), str(torch.version.git_version), repr(sys.flags)]
+    lines += [str(_ROOT), sysconfig.get_paths()["purelib"], os.path.dirname(torch.__file__)]
+    folders = dict.fromkeys(path for path in sys.path if os.path.isdir(path))
+    lines += sorted(
+        entry.name
+        for folder in folders
+        for entry in os.scandir(folder)
+        if entry.name.endswith((".dist-info", ".egg-info", ".egg-link"))
+    )
+    digest.update("\n".join(lines).encode())
+    for root in (_ROOT, Path(torch.__file__).parent):
+        for folder, names, files in os.walk(root):
+            names.sort()
+            for name in sorted(files):
+                if name.endswith(".py"):
+                    path = os.path.join(folder, name)
+                    with open(path, "rb") as file:
+                        digest.update(path.encode() + hashlib.sha256(file.read()).digest())
+    return digest.hexdigest()
+
+
+def add_flags(content: Content) -> None:
+    """Add what torch was told: modes, defaults, what it may use; and filters that make warnings errors."""
+    backends = torch.backends
+    function_modes: Any = torch.overrides._get_current_function_mode_stack
+    flags: dict[str, Any] = {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "warn only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "autocast": [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
+        ],
+        "sdp": [
+            getattr(backends.cuda, f"{name}_sdp_enabled")()
+            for name in ("flash", "mem_efficient", "math", "cudnn")
+        ],
+        "tf32": (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
+        "cudnn": (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic),
+        "mkldnn": backends.mkldnn.enabled,
+        "function modes": list(function_modes()),
+        "dispatch modes": [
+            type(mode) for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+        ],
+        "warnings": [
+            (getattr(text, "pattern", text), kind, getattr(module, "pattern", module), line)
+            for action, text, kind, module, line in list(warnings.filters)
+            if action == "error"
+        ],
+    }
+    content.add("flags", flags)
+    for name, module in sorted(sys.modules.items()):
+        if isinstance(module, ConfigModule) and name.startswith("torch."):
+            # What an environment variable says is in the key; what was set and put back is as it was.
+            changed = {
+                key: value
+                for key in sorted(module._config)
+                if not module._is_default(key) and (value := getattr(module, key)) != _default(module, key)
+            }
+            if changed:
+                content.add(name, changed)
+
+
+def _default(module: ConfigModule, key: str) -> Any:
+    entry = module._config[key]
+    for value in (entry.env_value_force, entry.env_value_default):
+        if type(value) is not object:  # The mark of a variable that is not set.
+            return value
+    return entry.default
+
+
+def add_installed(content: Content, classes: Sequence[type], folder: Path) -> None:
+    """Add what of installed code was changed, and the files of everybody else's.
+
+    Parameters
+    ----------
+    classes:
+        Those of the model's modules.
+    folder:
+        Of the spec: files next to another one are none of its business.
+    """
+    names = _modules_of(classes)
+    for name in sorted({*names, *_CALLED, *(cls.__module__ for cls in classes)}):
+        module = sys.modules.get(name)
+        filename = getattr(module, "__file__", None)
+        if module is None or filename is None or not is_installed(filename):
+            continue
+        if name in names:
+            content.add(name, _digest_of(filename))
+        entries = dict(_entries(module))
+        strangers = {key: entries.pop(key) for key, value in list(entries.items()) if _is_stranger(value)}
+        content.add(name, repr(entries))
+        if strangers:
+            content.add(name, strangers)
+    for name, filename in _outside(folder):
+        content.add(name, file_digest(filename))
+    for cls, node in sorted(_pytree.SUPPORTED_NODES.items(), key=lambda entry: str(entry[0])):
+        functions = (node.flatten_fn, node.unflatten_fn)
+        if not all(map(is_genuine, functions)):
+            content.add(f"flattening of {cls.__qualname__}", functions)
+        elif cls.__module__ == "transformers.cache_utils":
+            content.add(f"flattening of {cls.__qualname__}", [_name(function) for function in functions])
+
+
+@functools.cache
+def _digest_of(filename: str) -> str:
+    """Of installed code: it was read when it was imported."""
+    return file_digest(filename)
+
+
+def _outside(folder: Path) -> Iterator[tuple[str, str]]:
+    """(name, file) of imported modules that are no installed code, in order."""
+    for name, module in sorted(sys.modules.items()):
+        filename = getattr(module, "__file__", None)
+        # Modules that torch makes itself have a name for a file.
+        if not filename or not os.path.isabs(filename) or is_installed(filename):
+            continue
+        if name.startswith("_exportcheck_"):
+            if Path(filename).parent != folder.resolve():
+                continue
+            name = Path(filename).name
+        yield name, filename
+
+
+def _modules_of(classes: Sequence[type]) -> set[str]:
+    """Modules of installed distributions, torch's aside, that the code of `classes` imports by name."""
+    packages = {cls.__module__.partition(".")[0] for cls in classes} - {"torch", "builtins"}
+    packages -= set(sys.stdlib_module_names)
+    found: set[str] = set()
+    stack = [cls.__module__ for cls in classes if cls.__module__.partition(".")[0] in packages]
+    while stack:
+        name = stack.pop()
+        module = sys.modules.get(name)
+        # A lazy package holds what somebody asked for, not what the code needs.
+        if name in found or type(module) is not types.ModuleType or hasattr(module, "__path__"):
+            continue
+        found.add(name)
+        for value in list(vars(module).values()):
+            owner = value.__name__ if isinstance(value, types.ModuleType) else _module_name(value)
+            if owner.partition(".")[0] in packages:
+                stack.append(owner)
+    return found
+
+
+def _module_name(value: Any) -> str:
+    if isinstance(value, (type, types.FunctionType)):
+        return str(value.__module__)
+    return str(type(value).__module__)
+
+
+def _entries(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    """What each name of an installed module stands for; functions of anybody else's as they are."""
+    for key, value in sorted(vars(module).items()):
+        if key.startswith("__") or f"{module.__name__}.{key}" in _OF_A_PROCESS:
+            continue
+        if isinstance(value, type):
+            if value.__module__ == module.__name__:
+                for name, item in sorted(vars(value).items()):
+                    if not name.startswith("__") or name in ("__call__", "__init__", "__getattr__"):
+                        found = _described(item)
+                        if found is not None:
+                            yield f"{key}.{name}", found
+            else:
+                yield key, f"{value.__module__}.{value.__qualname__}"
+            continue
+        found = _described(value)
+        if found is not None:
+            yield key, found
+        for table in _tables(value):
+            for name, item in sorted(table.items()):
+                if (found := _described(item)) is not None:
+                    yield f"{key}[{name}]", found
+
+
+def _described(value: Any) -> Any:
+    """Installed functions by name and place, constants by value, other functions; ``None`` for the rest."""
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, property):
+        return [_described(part) for part in (value.fget, value.fset) if part is not None]
+    if isinstance(value, types.FunctionType):
+        return _name(value) if is_genuine(value) else value
+    if isinstance(value, types.BuiltinFunctionType):
+        return value.__qualname__
+    if type(value) in _PLAIN:
+        return value
+    if type(value) in (tuple, frozenset) and all(type(item) in _PLAIN for item in value):
+        return value if type(value) is tuple else ("frozenset", *sorted(map(repr, value)))
+    return None
+
+
+def _is_stranger(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_stranger, value))
+    return isinstance(value, types.FunctionType)
+
+
+def _name(function: Any) -> str:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
+    return f"{function.__module__}.{code.co_qualname}:{code.co_firstlineno}"
+
+
+def _tables(value: Any) -> Iterator[Mapping[Any, Any]]:
+    """Tables of functions by name: dicts, and what `GeneralInterface` of transformers holds."""
+    kind = type(value)
+    tables = [value] if kind is dict else []
+    if hasattr(kind, "register") and "_global_mapping" in vars(kind):
+        tables = [vars(kind)["_global_mapping"], vars(value).get("_local_mapping")]
+    for table in tables:
+        if type(table) is dict and all(isinstance(key, str) for key in table):
+            yield table
