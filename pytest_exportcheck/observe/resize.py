@@ -14,7 +14,7 @@ from torch.utils import _pytree
 from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths
 from ..pytrees.cloning import is_wrapper
-from ..pytrees.strides import in_layout_of
+from ..pytrees.strides import in_layout_of, lies_as
 from .records import RecordedCall
 from .shapes import GraphShapes, TensorLeaf
 
@@ -156,6 +156,23 @@ def resize_arguments(
     return copied
 
 
+def _in_common_layout(arguments: dict[str, Any], calls: Sequence[RecordedCall]) -> dict[str, Any]:
+    """`arguments`, with contiguous copies of what lies otherwise in some call."""
+    of_calls = [call.leaves() for call in calls]
+    made = {}
+    for name, value in arguments.items():
+        leaves, spec = _pytree.tree_flatten(value)
+        new = list(leaves)
+        for position, (path, leaf) in enumerate(flatten_with_paths(value, name)):
+            if isinstance(leaf, torch.Tensor) and not is_wrapper(leaf) and _is_dense(leaf):
+                others = [have[path] for have in of_calls if isinstance(have.get(path), torch.Tensor)]
+                if not all(lies_as(other, leaf) for other in others):
+                    new[position] = leaf.detach().clone(memory_format=torch.contiguous_format)
+        changed = any(one is not other for one, other in zip(new, leaves, strict=True))
+        made[name] = _pytree.tree_unflatten(new, spec) if changed else value
+    return made
+
+
 def _bindings(shapes: GraphShapes, call: RecordedCall) -> dict[str, int]:
     known = shapes.sizes.get(call.index, {})
     return {name: known[name] for name in shapes.symbols if name in known}
@@ -208,7 +225,9 @@ def choose_example(
 
     The best example has every argument and no dynamic axis of size 0 or 1 or equal to another one by
     accident, because torch.export specialises those. The call that comes closest is taken and resized; if
-    eager (`accepts`) refuses the new sizes, the recorded call is used as it is and the note says so.
+    eager (`accepts`) refuses the new sizes, the recorded call is used as it is and the note says so. Tensors
+    that do not lie in memory as those of every other call do are contiguous, because torch.export guards on
+    strides.
 
     Raises
     ------
@@ -227,7 +246,7 @@ def choose_example(
         call = next(c for c in calls if c.index == prefer)
     else:
         call = max(calls, key=quality)
-    arguments = shapes.complete(call)
+    arguments = _in_common_layout(shapes.complete(call), calls)
     sizes = {name: shapes.sizes[call.index].get(name, 0) for name in symbols}
     observed = {name: [s[name] for s in shapes.sizes.values() if name in s] for name in symbols}
     wanted = _safe(sizes, shapes.limits, symbols, observed)

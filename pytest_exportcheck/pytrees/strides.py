@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["copied", "in_layout_of"]
+__all__ = ["copied", "in_layout_of", "lies_as"]
 
 #: Memory that a copy of a slice may span, per element of its own; and what it may span anyway.
 _MOST_GAPS = 8
@@ -63,6 +63,15 @@ def in_layout_of(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         reached = stride[axis] * max(values.shape[axis], 1)
     made = torch.empty_strided(values.shape, stride, dtype=values.dtype, device=values.device)
     return made.copy_(values).expand(size)
+
+
+def lies_as(tensor: torch.Tensor, like: torch.Tensor) -> bool:
+    """Whether `in_layout_of` makes the strides of `tensor` of a tensor of its sizes and of `like`."""
+    if tensor.dim() != like.dim() or tensor.layout is not torch.strided:
+        return tensor.layout == like.layout
+    made = in_layout_of(torch.empty(tensor.shape, device="meta"), like)
+    sizes, pairs = tensor.shape, zip(tensor.stride(), made.stride(), strict=True)
+    return all(size <= 1 or one == other for size, (one, other) in zip(sizes, pairs, strict=True))
 
 
 def _has_layout(tensor: torch.Tensor, contiguous: bool = False) -> bool:

@@ -11,7 +11,7 @@ import torch
 from pytest_exportcheck.observe import InputObserver
 from pytest_exportcheck.observe.placement import PLACES
 from pytest_exportcheck.pytrees.cloning import clone_tensor
-from pytest_exportcheck.pytrees.strides import in_layout_of
+from pytest_exportcheck.pytrees.strides import in_layout_of, lies_as
 
 from .helpers import Function, make_run, verdict
 
@@ -125,6 +125,20 @@ NET = """
         return [(({1},), {{}}) for n in (3, 4)]
 """
 
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS.keys() - {"empty"}))
+def test_what_lies_as_something_else(name: str) -> None:
+    tensor = LAYOUTS[name]()
+    assert lies_as(in_layout_of(tensor.repeat_interleave(2, 0), tensor), tensor)
+    assert lies_as(tensor.contiguous(), tensor) == tensor.is_contiguous()
+
+
+def test_rows_of_prompts_of_different_lengths_do_not_lie_alike() -> None:
+    rows = [torch.randn(2, length, 32)[:, -1:] for length in (7, 5, 1)]
+    assert [lies_as(row, rows[0]) for row in rows] == [False, False, False]
+    assert lies_as(rows[2], torch.randn(3, 1, 32))
+
+
 ASKING = {
     "view": ("return x.transpose(1, 2).view(x.shape[0], -1) * 2", "torch.randn(n, 5, 6).transpose(1, 2)"),
     "is_contiguous": ("return x * 2 if x.is_contiguous() else x.cumsum(1)", "torch.randn(n, 6, 5).mT"),
@@ -140,6 +154,10 @@ ASKING = {
     ),
     "both axes": ("return x.transpose(0, 1) * 2, x.reshape(-1)", "torch.randn(n + 1, 12)[:, :n]"),
     "diagonal": ("return x.reshape(-1) * 2, x.cumsum(0)", "torch.randn(n, 6, 6).diagonal(0, 1, 2)"),
+    "last of a prompt, or all of it": (
+        "return torch.nn.functional.linear(x, torch.ones(3, 8))",
+        "torch.randn(n, n - 1, 8)[:, -1:]",
+    ),
     "of something large": ("return x.reshape(-1) * 2", "torch.randn(40, 3000, 8)[:n, 7]"),
     "windows": ("return x.transpose(0, 1) * 2", "torch.randn(n, 8).unfold(1, 4, 2)"),
     "expanded": ("return x * 2 if x.stride(1) else x.cumsum(1)", "torch.randn(n, 1, 8).expand(n, 6, 8)"),
