@@ -156,7 +156,7 @@ ASKING = {
     "diagonal": ("return x.reshape(-1) * 2, x.cumsum(0)", "torch.randn(n, 6, 6).diagonal(0, 1, 2)"),
     "last of a prompt, or all of it": (
         "return torch.nn.functional.linear(x, torch.ones(3, 8))",
-        "torch.randn(n, n - 1, 8)[:, -1:]",
+        "torch.randn(n, 1 if n % 2 else 7, 8)[:, -1:]",
     ),
     "of something large": ("return x.reshape(-1) * 2", "torch.randn(40, 3000, 8)[:n, 7]"),
     "windows": ("return x.transpose(0, 1) * 2", "torch.randn(n, 8).unfold(1, 4, 2)"),
