@@ -431,3 +431,30 @@ def test_sizes_of_equal_axes_that_are_set_apart() -> None:
     assert rows(shapes) == {"x": "float32[x_dim_0, 4]", "y": "float32[x_dim_0, 4]"}
     limited = replace(relation, limit=6)
     assert [sizes["y_dim_0"] for sizes in broken_sizes(limited, example)] == [5, 6]
+
+
+MASKED = """
+class Net(nn.Module):
+    def forward(self, x, attention_mask):
+        return x * %s
+
+
+def build_model():
+    return Net()
+
+
+def calls():
+    g = torch.Generator().manual_seed(1)
+    return [
+        ((torch.randn(b, n, 4, generator=g), torch.tensor([[1] * (n - 1) + [0]] * b)), {})
+        for b, n in ((2, 5), (3, 7))
+    ]
+"""
+
+
+@pytest.mark.parametrize("exporter", ["onnx-dynamo", "torch-export"])
+def test_a_mask_that_the_spec_compares_by_goes_with_its_output(tmp_path: Path, exporter: str) -> None:
+    run = make_run(tmp_path, MASKED % "2", "compare: {output: {where: attention_mask}}\n")
+    stage, error, record = verdict(run, exporter)
+    assert stage == "pass", error
+    assert any("attention_mask does not fit" in line for line in record["resize"]["relations"])

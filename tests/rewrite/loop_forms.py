@@ -109,6 +109,42 @@ class OverZip(Base):
 
 
 @loop
+class TwoLoopsWithOneName(Base):
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], 4)
+        firsts, seconds = [], []
+        for row in x.unbind(1):
+            h = torch.tanh(h + row)
+            firsts.append(h)
+        k = torch.ones(x.shape[0], 4)
+        for row in x.flip(1).unbind(1):
+            k = torch.tanh(k * row + h)
+            seconds.append(k)
+        return torch.stack(firsts, 1) + torch.stack(seconds, 1)
+
+
+@loop
+class BranchOnStateAndRow(Base):
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], 4)
+        for t in range(x.shape[1]):
+            if h.sum() > 0:
+                h = h * 0.5 + x[:, t]
+            else:
+                h = h - x[:, t]
+        return h
+
+
+@loop
+class StartsExpandedAndTransposed(Base):
+    def forward(self, x):
+        h, k = self.total.expand(x.shape[0], -1), torch.ones(4, x.shape[0]).t()
+        for row in x.unbind(1):
+            h, k = torch.tanh(h + row), torch.tanh(k - row)
+        return h, k
+
+
+@loop
 class OverEnumerate(Base):
     def forward(self, x):
         weights = torch.arange(x.shape[1]) + 1.0

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
     "assigned",
+    "captured",
     "contains",
     "in_place",
     "live_before",
@@ -56,6 +57,16 @@ def loads(nodes: Nodes) -> set[str]:
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 found.add(node.target.id)
     return found
+
+
+def captured(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """The names that a nested function reads from around it: not those that it binds itself."""
+    body = [node.body] if isinstance(node, ast.Lambda) else node.body
+    outer = {text for n in own_nodes(body) if isinstance(n, (ast.Global, ast.Nonlocal)) for text in n.names}
+    own = assigned(body) | {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
+    # Defaults and decorators are evaluated around it.
+    around = [node.args, *getattr(node, "decorator_list", ())]
+    return (loads(body) - (own - outer)) | loads(around)
 
 
 def _stored(target: ast.AST) -> set[str]:
@@ -147,6 +158,8 @@ def _live_before_one(stmt: ast.stmt, after: set[str]) -> set[str]:
     if isinstance(stmt, (ast.Assign, ast.AnnAssign)):
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
         return (after - set().union(*map(_stored, targets))) | loads(stmt)
-    if isinstance(stmt, (ast.FunctionDef, ast.ClassDef)):
+    if isinstance(stmt, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return (after - {stmt.name}) | captured(stmt)
+    if isinstance(stmt, ast.ClassDef):
         return (after - {stmt.name}) | loads(stmt)
     return after | loads(stmt)

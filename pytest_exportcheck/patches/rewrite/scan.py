@@ -18,6 +18,7 @@ from .iteration import Counter, Iteration, iteration_of
 from .loops import IndexByTensor
 from .names import (
     assigned,
+    captured,
     contains,
     in_place,
     live_before,
@@ -70,8 +71,10 @@ class ScanEmitter:
         self.notes: list[str] = []
         self.place = source.place(loop)
         self.text = f"for {ast.unparse(loop.target)} in {ast.unparse(loop.iter)}"
-        inner = [n for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.Lambda)) and n is not node]
-        self.captured: set[str] = set().union(*map(loads, inner)) if inner else set()
+        # Functions of a round end with it: nothing but tensors and numbers leaves one.
+        ended = {*ast.walk(loop), node}
+        inner = [n for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.Lambda)) and n not in ended]
+        self.captured: set[str] = set().union(*map(captured, inner)) if inner else set()
 
     def function(self) -> FunctionNode:
         """The rewritten function."""
@@ -398,7 +401,7 @@ class ScanEmitter:
                 numbers = _numbers(counter, given[0] if given else None, self._device(carried, given))
                 hand_out(name(counter.name, store=True), numbers, f"{counter.name}_numbers")
         texts = list(carried)
-        start: list[ast.expr] = [output(name(text), carried[text], _as_it_is) for text in texts]
+        start: list[ast.expr] = [output(name(text), carried[text], _own) for text in texts]
         ends: list[ast.expr] = [output(name(text), carried[text], _own) for text in texts]
         left: list[ast.expr] = [name(text, store=True) for text in texts]
         inner: list[ast.expr] = [name(text, store=True) for text in texts]
@@ -515,10 +518,10 @@ def _tuple(elts: Sequence[ast.expr], *, store: bool = False) -> ast.Tuple:
     return ast.Tuple(elts=list(elts), ctx=ast.Store() if store else ast.Load())
 
 
-def _as_it_is(value: ast.expr, form: Form) -> ast.expr:
-    return value
-
-
 def _own(value: ast.expr, form: Form) -> ast.expr:
-    """A tensor of its own: what a scan gives back shares no memory with what it was given."""
-    return expression("a.clone()", a=value)
+    """A tensor of its own: what a scan gives back shares no memory with what it was given.
+
+    It lies in memory as it is counted: the operator wants all rounds alike, the first one (which may be given
+    an expanded or a transposed tensor) included.
+    """
+    return expression("a.clone(memory_format=torch.contiguous_format)", a=value)

@@ -34,6 +34,9 @@ __all__ = [
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _numbers = itertools.count(1)
 
+#: File name of a rewritten function -> what it was made of, for the places in a function that is rewritten again.
+_origins: dict[str, FunctionSource] = {}
+
 
 def plain_function(value: Any) -> FunctionType:
     """The Python function behind methods, partials, static and class methods and wrapping decorators."""
@@ -77,9 +80,16 @@ class FunctionSource:
     node: FunctionNode
 
     def place(self, node: ast.AST) -> Place:
-        """Where `node` stands in the file."""
-        line = getattr(node, "lineno", 1) + self.first_line - 1
-        return Place(self.file, line, getattr(node, "col_offset", 0) + self.indent)
+        """Where `node` stands in the file; of a rewritten function the line of the original, if it has that one."""
+        line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
+        origin = _origins.get(self.file)
+        if origin is None:
+            return Place(self.file, line + self.first_line - 1, column + self.indent)
+        text = self.text.splitlines()[line - 1]
+        found = [k for k, each in enumerate(origin.text.splitlines(), 1) if each == text]
+        if len(found) != 1:
+            return origin.place(origin.node)
+        return origin.place(ast.Pass(lineno=found[0], col_offset=column))
 
 
 def read_source(function: FunctionType) -> FunctionSource:
@@ -150,6 +160,7 @@ def compile_function(source: FunctionSource, node: FunctionNode, text: str | Non
     file = f"<rewritten {target_name(original)} {next(_numbers)}>"
     if text is not None:
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+        _origins[file] = source
     free = original.__code__.co_freevars
     wrapped: ast.stmt = ast.fix_missing_locations(node)
     owner = _owner(original)
