@@ -85,7 +85,8 @@ class Culprit:
     alike:
         Sites of the same class with the same inputs that were not tried.
     only_alone:
-        It cannot be exported alone, and the whole can with it inside: it need not be to blame.
+        It cannot be exported alone, which inside of the whole need be no fault: that can be exported, or
+        fails otherwise.
     """
 
     path: str
@@ -115,7 +116,7 @@ class Culprit:
         failed = what.get(self.step, "cannot be exported")
         role = "culprit"
         if self.only_alone:
-            role, failed = "perhaps", f"{failed} alone (the whole can, with it inside)"
+            role, failed = "perhaps", f"{failed} alone (inside of the whole that need be no fault)"
         shown = [f"{role}: {self.site} ({self.kind}) {failed}: {self.reason}"]
         if self.line:
             shown.append(f"  at {self.line}")
@@ -237,17 +238,24 @@ def find_culprits(
         if status.is_ok():
             search.found.note = "the whole passes on the traced calls: nothing to search for"
         else:
-            search.found.culprits = _weighed(search.descend(root, status), status)
+            culprits = search.descend(root, status)
+            opaque = {_site(piece) for piece in root if _is_opaque(piece)}
+            search.found.culprits = _weighed(culprits, status, opaque)
     search.found.tried = search.tried
     return search.found
 
 
-def _weighed(culprits: list[Culprit], whole: StatusExport) -> list[Culprit]:
-    """Where the whole can be exported, those come first that can be, too, and fail when they run."""
+def _weighed(culprits: list[Culprit], whole: StatusExport, opaque: set[str]) -> list[Culprit]:
+    """Where the whole can be exported, those come first that can be, too, and fail when they run.
+
+    Where it cannot, those come last that fail by what they take or return alone: inside it is no matter.
+    """
     ran = ("EVAL", "DISC")
-    if whole.step not in ran:
-        return culprits
-    weighed = [replace(culprit, only_alone=culprit.step not in ran) for culprit in culprits]
+    if whole.step in ran:
+        alone = [culprit.step not in ran for culprit in culprits]
+    else:
+        alone = [c.site in opaque and not c.line and c.reason != whole.reason for c in culprits]
+    weighed = [replace(c, only_alone=only) for c, only in zip(culprits, alone, strict=True)]
     return sorted(weighed, key=lambda culprit: culprit.only_alone)
 
 
@@ -385,8 +393,11 @@ class _Search:
         culprit = _culprit(piece, status)
         if self._over(piece):
             return culprit
-        apart = self.export(piece, replaced=piece.children)
-        return culprit if apart.step == "CUSTOM" else replace(culprit, own_code=not apart.is_ok())
+        replaced = _replaceable(piece.children)
+        apart = self.export(piece, replaced=replaced)
+        if apart.step == "CUSTOM" or (len(replaced) < len(piece.children) and not apart.is_ok()):
+            return culprit
+        return replace(culprit, own_code=not apart.is_ok())
 
     def _without(
         self,
@@ -398,14 +409,17 @@ class _Search:
         """Whether the parent exports without its failing children; if not, it has a fault of its own."""
         if self._over(piece):
             return culprits
-        same = [other for other in piece.children if any(_alike(other, one) for one in failing)]
+        alike = [other for other in piece.children if any(_alike(other, one) for one in failing)]
+        same = _replaceable(alike)
+        if not same:
+            return culprits
         apart = self.export(piece, replaced=same)
         if apart.step == "CUSTOM":
             return culprits
         sites = {_site(child) for child in failing}
         told = [
             replace(c, parent=_site(piece), parent_exports=apart.is_ok(), parent_reason=apart.reason)
-            if c.site in sites
+            if c.site in sites and len(same) == len(alike)
             else c
             for c in culprits
         ]
@@ -417,8 +431,7 @@ class _Search:
         if more := self._failing_of(untried):
             every = [*failing, *(child for child, _, _ in more)]
             return self._without(piece, every, [*culprits, *self._in_children(more)], [])
-        alone = apart if len(same) == len(piece.children) else self.export(piece, replaced=piece.children)
-        return [*told, replace(own, own_code=not alone.is_ok())]
+        return [*told, self._own(piece, apart)]
 
     def _over(self, piece: ModelDiagnoseOutput) -> bool:
         if self.clock.over:
@@ -447,6 +460,21 @@ def _form(piece: ModelDiagnoseOutput) -> tuple[Any, ...]:
             for call in leaves
         ),
     )
+
+
+def _is_opaque(piece: ModelDiagnoseOutput) -> bool:
+    """Whether it takes or returns tensors inside of an object that torch cannot take apart."""
+    return any(
+        not isinstance(leaf, torch.Tensor | torch.nn.Module)
+        and any(isinstance(value, torch.Tensor) for value in _pytree.tree_leaves(vars(leaf)))
+        for leaf in _pytree.tree_leaves([piece.inputs, piece.outputs])
+        if hasattr(leaf, "__dict__")
+    )
+
+
+def _replaceable(pieces: Sequence[ModelDiagnoseOutput]) -> list[ModelDiagnoseOutput]:
+    """Those that a custom op can stand in for: it takes and returns tensors."""
+    return [piece for piece in pieces if not _is_opaque(piece)]
 
 
 def _alike(first: ModelDiagnoseOutput, second: ModelDiagnoseOutput) -> bool:

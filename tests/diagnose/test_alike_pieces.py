@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -145,3 +146,36 @@ class Differs(torch.nn.Module):
 def test_other_code_while_exporting_is_no_baked_number() -> None:
     found = explain(Differs(), ROWS)
     assert [cause.name for cause in found.causes] == ["other code while exporting"]
+
+
+@dataclasses.dataclass
+class Unknown:
+    y: torch.Tensor
+
+
+class Gives(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Unknown:
+        return Unknown(self.lin(x))
+
+
+class Uses(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gives = Gives()
+        self.end = Raises()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.end(self.gives(x).y)
+
+
+def test_a_class_between_two_modules_is_no_culprit_of_another_refusal() -> None:
+    found = explain(Uses(), ROWS)
+    assert "smallest failing module: end (Raises)" in found.verdict
+    assert sites(found) == ["end", "gives"]
+    assert found.pieces is not None
+    assert [c.only_alone for c in found.pieces.culprits] == [False, True]
+    assert "unregistered class" not in [cause.name for cause in found.causes]
