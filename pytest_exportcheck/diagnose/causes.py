@@ -37,6 +37,8 @@ class Evidence:
         Operators of torch in the captured program, empty if there is none.
     fresh:
         It fails in a process in which nothing ran before, too.
+    example_too:
+        The captured program differs on the inputs that it was made of, too.
     """
 
     text: str
@@ -48,6 +50,7 @@ class Evidence:
     masked_rows: bool | None = None
     operators: Sequence[str] = ()
     fresh: bool = False
+    example_too: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,14 @@ CAUSES: tuple[Cause, ...] = (
         r"Data dependent variable|DataDependentOutputException|aten\._local_scalar_dense)",
     ),
     Cause(
+        "assertion about a value",
+        "the captured program checks a demand when it runs (of torch._check, or what torch concluded from "
+        "operators), and these inputs break it although eager takes them",
+        "weaken the torch._check, or write what follows so that it holds for such values too; an ONNX model "
+        "has no such check",
+        pattern=r"Runtime assertion failed for expression",
+    ),
+    Cause(
         "missing ONNX operator",
         "no function for this operator of torch exists in the exporter's ONNX library, nor a decomposition "
         "into others that have one",
@@ -221,7 +232,15 @@ CAUSES: tuple[Cause, ...] = (
         "constant in the captured program: it is right for the example and wrong for other inputs",
         "compute it with tensors; branch with torch.where or torch.cond; or give a graph to each side "
         "(observe.graphs)",
-        test=lambda e: e.guilty == "capture" and e.differs and not e.masked_rows,
+        test=lambda e: e.guilty == "capture" and e.differs and not e.masked_rows and not e.example_too,
+    ),
+    Cause(
+        "other code while exporting",
+        "the captured program is wrong for the very inputs that it was made of: the model runs other code "
+        "while it is exported, or torch does",
+        "look in the culprit for torch.compiler.is_compiling, is_exporting, torch.jit.is_tracing and the "
+        "like, for a state that a call leaves behind, and for writes into tensors that share memory",
+        test=lambda e: e.guilty == "capture" and e.differs and not e.masked_rows and e.example_too,
     ),
     Cause(
         "patch changes the model",

@@ -21,10 +21,22 @@ from ..pytrees.string_type import string_type
 from ..tracebacks import frame_line, is_machinery
 from .piece_text import short_dims
 from .pieces import ModelDiagnoseOutput, failed_export
+from .programs import asserted_at
 from .status import StatusExport, StatusExportCode
 from .subject import Clock
 
-__all__ = ["CaptureForOnnx", "Culprit", "CulpritSearch", "culprits_of_guards", "find_culprits", "line_of"]
+__all__ = [
+    "CaptureForOnnx",
+    "Culprit",
+    "CulpritSearch",
+    "add_guards",
+    "culprits_of_guards",
+    "find_culprits",
+    "line_of",
+]
+
+#: How torch says which demand does not hold, and at which node.
+_ASSERTED = re.compile(r"Runtime assertion failed for expression (.+?) on node '(\w+)'")
 
 _FILE = re.compile(r'File "([^"]+)", line (\d+)(?:, in \S+)?\n\s*([^\n]*)')
 
@@ -38,7 +50,9 @@ class CaptureForOnnx:
     def export(self, request: ExportRequest) -> Exported:
         """The captured program as a callable, without guards, which ONNX does not have."""
         program = capture(request)
-        return Exported(program.module(check_guards=False))
+        module = program.module(check_guards=False)
+        module.validate_inputs = False  # type: ignore[assignment]  # sizes, too
+        return Exported(module)
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,8 @@ class Culprit:
     site:
         Names from the root, which tell call sites of one module apart.
     step, reason:
-        As in `StatusExport`; ``GUARD``: the program demands an answer that it gave to the capture.
+        As in `StatusExport`; ``GUARD``: the program demands an answer that it gave to the capture;
+        ``ASSERT``: it checks a demand when it runs.
     line:
         The line of the user's or of transformers' code: ``file:line in function: code``.
     inputs:
@@ -70,7 +85,8 @@ class Culprit:
     alike:
         Sites of the same class with the same inputs that were not tried.
     only_alone:
-        It cannot be exported alone, and the whole can with it inside: it need not be to blame.
+        It cannot be exported alone, which inside of the whole need be no fault: that can be exported, or
+        fails otherwise.
     """
 
     path: str
@@ -95,11 +111,12 @@ class Culprit:
             "EVAL": "does not run",
             "SHAPES": "cannot be one graph",
             "GUARD": "ties the program to sizes",
+            "ASSERT": "ties the program to a value that is known only when it runs",
         }
         failed = what.get(self.step, "cannot be exported")
         role = "culprit"
         if self.only_alone:
-            role, failed = "perhaps", f"{failed} alone (the whole can, with it inside)"
+            role, failed = "perhaps", f"{failed} alone (inside of the whole that need be no fault)"
         shown = [f"{role}: {self.site} ({self.kind}) {failed}: {self.reason}"]
         if self.line:
             shown.append(f"  at {self.line}")
@@ -221,17 +238,24 @@ def find_culprits(
         if status.is_ok():
             search.found.note = "the whole passes on the traced calls: nothing to search for"
         else:
-            search.found.culprits = _weighed(search.descend(root, status), status)
+            culprits = search.descend(root, status)
+            opaque = {_site(piece) for piece in root if _is_opaque(piece)}
+            search.found.culprits = _weighed(culprits, status, opaque)
     search.found.tried = search.tried
     return search.found
 
 
-def _weighed(culprits: list[Culprit], whole: StatusExport) -> list[Culprit]:
-    """Where the whole can be exported, those come first that can be, too, and fail when they run."""
+def _weighed(culprits: list[Culprit], whole: StatusExport, opaque: set[str]) -> list[Culprit]:
+    """Where the whole can be exported, those come first that can be, too, and fail when they run.
+
+    Where it cannot, those come last that fail by what they take or return alone: inside it is no matter.
+    """
     ran = ("EVAL", "DISC")
-    if whole.step not in ran:
-        return culprits
-    weighed = [replace(culprit, only_alone=culprit.step not in ran) for culprit in culprits]
+    if whole.step in ran:
+        alone = [culprit.step not in ran for culprit in culprits]
+    else:
+        alone = [c.site in opaque and not c.line and c.reason != whole.reason for c in culprits]
+    weighed = [replace(c, only_alone=only) for c, only in zip(culprits, alone, strict=True)]
     return sorted(weighed, key=lambda culprit: culprit.only_alone)
 
 
@@ -250,6 +274,37 @@ def culprits_of_guards(root: ModelDiagnoseOutput, broken: Sequence[BrokenGuard])
             status = StatusExport(StatusExportCode.FAIL, "GUARD", str(guard))
             found.culprits.append(replace(_culprit(piece, status), line=guard.place))
     return found if found.culprits else None
+
+
+#: A piece, what its export gave, the sites of those like it that were not tried.
+_Failing = tuple[ModelDiagnoseOutput, StatusExport, tuple[str, ...]]
+
+
+def culprits_of_assertion(
+    root: ModelDiagnoseOutput, program: torch.export.ExportedProgram | None, error: BaseException | None
+) -> CulpritSearch | None:
+    """The module with the value that a captured program checks when it runs; nothing is exported.
+
+    ``None`` if `error` is no such thing, or the program does not say where the value is made.
+    """
+    said = _ASSERTED.search(str(error))
+    made = asserted_at(program, said.group(2)) if said is not None and program is not None else None
+    piece = next((p for p in root if made is not None and p.path == made[0]), None)
+    if said is None or made is None or piece is None:
+        return None
+    reason = f"it demands {said.group(1)} of what is computed there, and these inputs break it"
+    status = StatusExport(StatusExportCode.FAIL, "ASSERT", reason)
+    return CulpritSearch([replace(_culprit(piece, status), line=made[1])], tree=root)
+
+
+def add_guards(found: CulpritSearch, broken: Sequence[BrokenGuard]) -> None:
+    """Where a culprit gives wrong numbers at sizes that it asked about: what it asked, and in which line."""
+    for number, culprit in enumerate(found.culprits):
+        piece = found.piece(culprit.site)
+        asked = next((g for g in broken if piece and g.place and g.modules[:1] == (piece.model,)), None)
+        if asked is not None and culprit.step == "DISC" and not culprit.line:
+            reason = f"{culprit.reason}; {asked}"
+            found.culprits[number] = replace(culprit, line=asked.place, reason=reason)
 
 
 class _Search:
@@ -291,58 +346,92 @@ class _Search:
         """Culprits at or below a piece that fails."""
         if not piece.children:
             return [_culprit(piece, status)]
-        failing: list[tuple[ModelDiagnoseOutput, StatusExport, tuple[str, ...]]] = []
+        failing: list[_Failing] = []
+        untried: list[ModelDiagnoseOutput] = []
         for first, alike in _kinds(piece.children):
             if self._over(piece):
                 break
             result = self.export(first)
-            if result.is_ok():
-                # The same code on the same shapes with other weights: numbers may still differ.
-                rest = alike if status.step == "DISC" else []
-                for other in rest:
-                    if self._over(piece):
-                        break
-                    again = self.export(other)
-                    if not again.is_ok():
-                        failing.append((other, again, ()))
-            else:
+            if not result.is_ok():
                 failing.append((first, result, tuple(_site(other) for other in alike)))
+            elif status.step == "DISC":
+                # The same code on the same shapes with other weights: numbers may still differ.
+                failing += self._failing_of(alike)
+            else:
+                untried += alike
+        culprit = None
         if not failing:
-            return [self._own(piece, status)]
+            culprit = self._own(piece, status)
+            if culprit.own_code is not True:
+                # What they are made of may say more than their text and shapes do.
+                failing = self._failing_of(untried)
+                untried = []
+        if not failing:
+            return [culprit or self._own(piece, status)]
+        culprits = self._in_children(failing)
+        return self._without(piece, [child for child, _, _ in failing], culprits, untried)
+
+    def _failing_of(self, pieces: Sequence[ModelDiagnoseOutput]) -> list[_Failing]:
+        failing: list[_Failing] = []
+        for piece in pieces:
+            if self._over(piece):
+                break
+            result = self.export(piece)
+            if not result.is_ok():
+                failing.append((piece, result, ()))
+        return failing
+
+    def _in_children(self, failing: list[_Failing]) -> list[Culprit]:
         culprits: list[Culprit] = []
         for child, result, same in failing:
             below = self.descend(child, result)
             culprits += [replace(c, alike=c.alike or same) if c.site == _site(child) else c for c in below]
-        return self._without(piece, [child for child, _, _ in failing], culprits)
+        return culprits
 
     def _own(self, piece: ModelDiagnoseOutput, status: StatusExport) -> Culprit:
         """All children are fine: the piece itself, or what its children do together."""
         culprit = _culprit(piece, status)
         if self._over(piece):
             return culprit
-        apart = self.export(piece, replaced=piece.children)
-        return culprit if apart.step == "CUSTOM" else replace(culprit, own_code=not apart.is_ok())
+        replaced = _replaceable(piece.children)
+        apart = self.export(piece, replaced=replaced)
+        if apart.step == "CUSTOM" or (len(replaced) < len(piece.children) and not apart.is_ok()):
+            return culprit
+        return replace(culprit, own_code=not apart.is_ok())
 
     def _without(
-        self, piece: ModelDiagnoseOutput, failing: list[ModelDiagnoseOutput], culprits: list[Culprit]
+        self,
+        piece: ModelDiagnoseOutput,
+        failing: list[ModelDiagnoseOutput],
+        culprits: list[Culprit],
+        untried: list[ModelDiagnoseOutput],
     ) -> list[Culprit]:
         """Whether the parent exports without its failing children; if not, it has a fault of its own."""
         if self._over(piece):
             return culprits
-        same = [other for other in piece.children if any(_alike(other, one) for one in failing)]
+        alike = [other for other in piece.children if any(_alike(other, one) for one in failing)]
+        same = _replaceable(alike)
+        if not same:
+            return culprits
         apart = self.export(piece, replaced=same)
         if apart.step == "CUSTOM":
             return culprits
         sites = {_site(child) for child in failing}
         told = [
             replace(c, parent=_site(piece), parent_exports=apart.is_ok(), parent_reason=apart.reason)
-            if c.site in sites
+            if c.site in sites and len(same) == len(alike)
             else c
             for c in culprits
         ]
-        if not apart.is_ok() and not any(apart.reason == c.reason and apart.step == c.step for c in culprits):
-            told.append(replace(_culprit(piece, apart), own_code=True))
-        return told
+        own = _culprit(piece, apart)
+        if apart.is_ok() or any(
+            (own.reason, own.step, own.line) == (c.reason, c.step, c.line) for c in culprits
+        ):
+            return told
+        if more := self._failing_of(untried):
+            every = [*failing, *(child for child, _, _ in more)]
+            return self._without(piece, every, [*culprits, *self._in_children(more)], [])
+        return [*told, self._own(piece, apart)]
 
     def _over(self, piece: ModelDiagnoseOutput) -> bool:
         if self.clock.over:
@@ -371,6 +460,21 @@ def _form(piece: ModelDiagnoseOutput) -> tuple[Any, ...]:
             for call in leaves
         ),
     )
+
+
+def _is_opaque(piece: ModelDiagnoseOutput) -> bool:
+    """Whether it takes or returns tensors inside of an object that torch cannot take apart."""
+    return any(
+        not isinstance(leaf, torch.Tensor | torch.nn.Module)
+        and any(isinstance(value, torch.Tensor) for value in _pytree.tree_leaves(vars(leaf)))
+        for leaf in _pytree.tree_leaves([piece.inputs, piece.outputs])
+        if hasattr(leaf, "__dict__")
+    )
+
+
+def _replaceable(pieces: Sequence[ModelDiagnoseOutput]) -> list[ModelDiagnoseOutput]:
+    """Those that a custom op can stand in for: it takes and returns tensors."""
+    return [piece for piece in pieces if not _is_opaque(piece)]
 
 
 def _alike(first: ModelDiagnoseOutput, second: ModelDiagnoseOutput) -> bool:

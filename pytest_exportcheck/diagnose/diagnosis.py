@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,9 +17,17 @@ from ..errors import ExportCheckError
 from ..exporters.base import Exporter, target_of
 from ..exporters.registry import load_exporter
 from .causes import Cause, Evidence, causes_of_text, known_causes
-from .culprits import CulpritSearch, culprits_of_guards, find_culprits, line_of
+from .culprits import (
+    CulpritSearch,
+    add_guards,
+    culprits_of_assertion,
+    culprits_of_guards,
+    find_culprits,
+    line_of,
+)
 from .ladder import Ladder, climb
 from .nodes import NodeSearch, first_bad_node
+from .programs import interpret
 from .reproduction import factory_of, reproduce
 from .subject import Clock, Subject, quietly
 from .trace import trace_forward_execution
@@ -208,9 +216,22 @@ def diagnose(
             _look_at_pieces(found, subject, ladder, clock)
     if not found.verdict:
         found.verdict = "nothing was found"
-    found.causes = known_causes(_evidence(found, error, dtype, fresh))
+    found.causes = known_causes(
+        replace(_evidence(found, error, dtype, fresh), example_too=_wrong_on_example(subject, found.ladder))
+    )
     found.seconds = clock.spent
     return found
+
+
+def _wrong_on_example(subject: Subject, ladder: Ladder | None) -> bool:
+    """Whether the captured program, found guilty, gives other numbers on what it was made of, too."""
+    if ladder is None or ladder.guilty != "capture" or ladder.captured is None or ladder.error is not None:
+        return False
+    with torch.no_grad(), quietly(), contextlib.suppress(Exception), subject.active():
+        sample = subject.sample_of_example()
+        got = interpret(ladder.captured, sample.tensors, [path for path, _ in sample.expected])
+        return not all(result.ok for result in sample.compare(got, subject.tolerances))
+    return False
 
 
 def _text(error: ExportCheckError | None) -> str:
@@ -315,7 +336,10 @@ def _look_at_pieces(found: Diagnosis, subject: Subject, ladder: Ladder, clock: C
                 for arguments in inputs:
                     target.eager(arguments)
             # Who asked is known from the capture: nothing need be exported again.
-            asked = culprits_of_guards(root, ladder.broken) if ladder.refused else None
+            if ladder.refused:
+                asked = culprits_of_guards(root, ladder.broken)
+            else:
+                asked = culprits_of_assertion(root, ladder.captured, ladder.error)
             found.pieces = asked or find_culprits(
                 root,
                 subject.exporter,
@@ -325,6 +349,7 @@ def _look_at_pieces(found: Diagnosis, subject: Subject, ladder: Ladder, clock: C
                 options=subject.options,
                 refusal=ladder.error if ladder.final is None and ladder.captured is None else None,
             )
+        add_guards(found.pieces, ladder.broken)
         if found.pieces.culprits:
             first = found.pieces.culprits[0]
             more = f" and {len(found.pieces.culprits) - 1} more" if len(found.pieces.culprits) > 1 else ""

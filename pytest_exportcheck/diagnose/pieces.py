@@ -15,6 +15,7 @@ from ..checks.max_diff import max_diff
 from ..errors import ExportCheckError
 from ..exporters.base import Exported, Exporter
 from ..observe import CallSignature, RecordedCall
+from ..observe.attach import without_forward_hooks
 from ..observe.targets import Target
 from ..pytrees import clone_tree, register_flattening_functions
 from ..pytrees.string_type import string_type
@@ -255,7 +256,11 @@ class ModelDiagnoseOutput(PieceShapes, PieceText):
                 subject = self.subject(chosen, dynamic=dynamic, tolerances=tolerances, options=options)
                 self._debug_export(subject)
                 step = "EXPORT"
-                with self._replaced(replaced, shape_functions, verbose) as operators:
+                with (
+                    # They run around the recorded calls: to an exporter they are part of the module.
+                    without_forward_hooks(self.model),
+                    self._replaced(replaced, shape_functions, verbose) as operators,
+                ):
                     step = "CUSTOM"
                     table = table_of(chosen, operators)
                     step = "EXPORT"

@@ -17,6 +17,7 @@ from ..exporters.tables import shared_tables
 
 __all__ = [
     "Interpretation",
+    "asserted_at",
     "decompose",
     "decomposition_table",
     "inputs_of",
@@ -74,6 +75,16 @@ def inputs_of(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any]) 
     return values
 
 
+#: Demands that a captured program checks when it runs, and an ONNX model does not.
+_ASSERTIONS = (
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten._assert_async.msg,
+    torch.ops.aten._assert_tensor_metadata.default,
+    torch.ops.aten.sym_constrain_range.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+)
+
+
 class Interpretation(torch.fx.Interpreter):
     """Runs the graph of a program and keeps the value of every node, as far as memory allows.
 
@@ -91,7 +102,7 @@ class Interpretation(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """One node; what it returns is kept."""
-        value = super().run_node(n)
+        value = None if n.target in _ASSERTIONS else super().run_node(n)
         if self.keep:
             self.values[n.name] = value
         return value
@@ -123,7 +134,7 @@ class Interpretation(torch.fx.Interpreter):
 def interpret(
     program: torch.export.ExportedProgram, kwargs: Mapping[str, Any], paths: list[str]
 ) -> list[tuple[str, Any]]:
-    """(path, value) of the outputs of `program`, without the guards that its module checks."""
+    """(path, value) of the outputs of `program`, without its guards and assertions."""
     return Interpretation(program, keep=False).outputs(kwargs, paths)
 
 
@@ -135,6 +146,21 @@ def module_path(node: torch.fx.Node) -> str:
     path, kind = list(stack.values())[-1]
     name = kind if isinstance(kind, str) else getattr(kind, "__qualname__", str(kind))
     return f"{path or 'the model'} ({name.rpartition('.')[2]})"
+
+
+def asserted_at(program: torch.export.ExportedProgram, name: str) -> tuple[str, str] | None:
+    """(path of a module, line) where the value was made that the node `name` asserts something of.
+
+    torch puts an assertion behind what it is about, wherever in the model it was demanded.
+    """
+    found = [node for node in program.graph.nodes if node.name == name]
+    for node in found:
+        line = source_line(node.meta.get("stack_trace"))
+        stack = node.meta.get("nn_module_stack") or {}
+        if line and stack:
+            return list(stack.values())[-1][0], line
+        found += [before for before in node.all_input_nodes if before not in found]
+    return None
 
 
 def _frames(trace: str) -> Iterator[tuple[str, str, str]]:

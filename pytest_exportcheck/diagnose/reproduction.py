@@ -135,7 +135,10 @@ def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[
             samples = list(of_piece.samples())
             named = [sample for sample in samples if f" on {sample.label}:" in culprit.reason]
             message = "" if culprit.step == "DISC" else culprit.reason.partition(": ")[2] or culprit.reason
-            yield _Candidate(culprit.site, of_piece, (named or samples)[:_CALLS], recipe, message)
+            if culprit.step == "ASSERT":
+                # Which call breaks it is not known here; nodes have other names in the program of a piece.
+                named, message = samples, first_line(str(ladder.error).partition(" on node ")[0])
+            yield _Candidate(culprit.site, of_piece, named or samples[:_CALLS], recipe, message)
     elif found.nodes is not None and found.nodes.first is not None and found.nodes.kind == "jump":
         path = found.nodes.first.module.partition(" (")[0]
         for piece in _pieces_of(subject, ladder, path):

@@ -16,6 +16,7 @@ import torch
 
 from ..exporters.onnx_dynamo import OnnxDynamo
 from ..exporters.torch_export import TorchExport
+from ..pytrees.strides import memory_of
 from .culprits import CaptureForOnnx
 from .script_model import Factory, model_source
 from .script_values import CACHE_HELPERS, CannotWriteError, Values, dynamic_axes
@@ -46,6 +47,19 @@ def flat_outputs(value):
         value = [getattr(value, name) for name in value.__dataclass_fields__]
     items = value if isinstance(value, (list, tuple)) else []
     return [tensor for item in items for tensor in flat_outputs(item)]
+'''
+
+_LAYOUT = '''
+#: Tensors that are not contiguous: their sizes and strides; the data file has their memory.
+LAYOUTS = {layouts}
+
+
+def laid_out(name, stored):
+    """A copy that lies in memory as the recorded tensor did."""
+    copy = stored.clone()
+    if name not in LAYOUTS:
+        return copy
+    return torch.empty(0, dtype=copy.dtype).set_(copy.untyped_storage(), 0, *LAYOUTS[name])
 '''
 
 _COMPARE = '''
@@ -175,6 +189,7 @@ def write_script(
     size = sum(tensor.numel() * tensor.element_size() for tensor in data.values())
     if size > _MOST_BYTES:
         raise CannotWriteError(f"weights and inputs take {size / 2**30:.1f} GiB")
+    laid = {name: found for name, tensor in data.items() if (found := memory_of(tensor.cpu())) is not None}
     axes = dynamic_axes(arguments, example.tensors, subject.shapes)
     method = "" if subject.target.method == "forward" else f".{subject.target.method}"
     parts = [
@@ -197,21 +212,25 @@ def write_script(
         "" if recipe.refused else f"ATOL, RTOL, RELATIVE = {', '.join(map(repr, _tolerance(subject)))}",
         _FLAT.strip(),
         CACHE_HELPERS.strip() if example.caches else "",
+        _layouts({name: found[1:] for name, found in laid.items()}),
         "def original_model():\n" + textwrap.indent("\n".join(source.build), "    "),
-        _state(path),
+        _state(path, bool(laid)),
         _case(list(example.tensors), f"self.module{method}({', '.join(given)})"),
         "" if recipe.refused else _COMPARE.strip(),
         "" if recipe.capture_only else _session(subject, recipe),
-        _main(subject, axes, samples, recipe),
+        _main(subject, axes, samples, recipe, bool(laid)),
     ]
     text = "\n\n\n".join(part for part in parts if part).rstrip() + "\n"
-    return Script(text, {name: _saved(tensor) for name, tensor in data.items()})
+    stored = {name: laid[name][0] if name in laid else tensor for name, tensor in data.items()}
+    return Script(text, {name: _saved(tensor) for name, tensor in stored.items()})
 
 
 #: What the script itself defines.
 _NAMES = (
     "flat_outputs",
     "cache_of",
+    "laid_out",
+    "LAYOUTS",
     "original_model",
     "load_module",
     "ReproCase",
@@ -254,17 +273,27 @@ def _tolerance(subject: Subject) -> tuple[float, float, bool]:
     )
 
 
-def _state(path: str) -> str:
+def _layouts(laid: Mapping[str, tuple[Any, ...]]) -> str:
+    return _LAYOUT.strip().format(layouts=pprint.pformat(laid, width=90)) if laid else ""
+
+
+def _state(path: str, layouts: bool) -> str:
+    value = 'laid_out(f"module.{name}", data[f"module.{name}"])' if layouts else 'data[f"module.{name}"]'
     picked = f"original_model().get_submodule({path!r})" if path else "original_model()"
     return f'''def load_module(data):
     """The module with its weights."""
     module = {picked}.eval().requires_grad_(False)
-    for name, _ in [*module.named_parameters(), *module.named_buffers()]:
+    state = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    loaded = {{}}
+    for name, old in state:
         owner, _, last = name.rpartition(".")
         tensors = module.get_submodule(owner)
         kind = tensors._parameters if last in tensors._parameters else tensors._buffers
-        value = data[f"module.{{name}}"]
-        kind[last] = torch.nn.Parameter(value, requires_grad=False) if kind is tensors._parameters else value
+        if id(old) not in loaded:
+            value = {value}
+            value = torch.nn.Parameter(value, requires_grad=False) if kind is tensors._parameters else value
+            loaded[id(old)] = value
+        kind[last] = loaded[id(old)]  # tied ones stay tied
     return module'''
 
 
@@ -291,13 +320,16 @@ def _session(subject: Subject, recipe: Recipe) -> str:
     return _SESSION.strip().format(options=text, level=recipe.level)
 
 
-def _main(subject: Subject, axes: Mapping[str, list[int]], samples: list[Sample], recipe: Recipe) -> str:
+def _main(
+    subject: Subject, axes: Mapping[str, list[int]], samples: list[Sample], recipe: Recipe, layouts: bool
+) -> str:
     exporter = subject.exporter
     oblivious = isinstance(exporter, OnnxDynamo | CaptureForOnnx)
     if not (oblivious or isinstance(exporter, TorchExport)):
         raise CannotWriteError(f"no script is known for the exporter {exporter.name}")
     shapes = pprint.pformat({name: dict.fromkeys(dims, "DYNAMIC") for name, dims in axes.items()}, width=90)
     shapes = shapes.replace("'DYNAMIC'", "torch.export.Dim.DYNAMIC")
+    copy = "laid_out(k, v)" if layouts else "v.clone()"
     lines = [
         "def run_repro():",
         '    data = load_file(Path(__file__).with_name("data.safetensors"))',
@@ -306,7 +338,7 @@ def _main(subject: Subject, axes: Mapping[str, list[int]], samples: list[Sample]
         "    def tensors(label):",
         '        """Copies: a call may write into its inputs."""',
         '        start = f"{label}."',
-        "        return {k.removeprefix(start): v.clone() for k, v in data.items() if k.startswith(start)}",
+        f"        return {{k.removeprefix(start): {copy} for k, v in data.items() if k.startswith(start)}}",
         "",
         f"    dynamic_axes = {textwrap.indent(shapes, '    ').strip()}",
         "    example = tensors('example')",
@@ -337,6 +369,7 @@ def _main(subject: Subject, axes: Mapping[str, list[int]], samples: list[Sample]
         check = "check_guards=False" if oblivious else ""
         lines += [
             f"    module = program.module({check})",
+            *(["    module.validate_inputs = False  # ONNX has no guards"] if oblivious else []),
             "    for label in CALLS:",
             "        assert_same(label, expected[label], module(**tensors(label)))",
         ]

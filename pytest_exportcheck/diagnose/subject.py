@@ -282,6 +282,13 @@ class Subject:
                 continue
             yield self._sample(f"sizes {text}", arguments, expected)
 
+    def sample_of_example(self) -> Sample:
+        """What the exporter is given, and eager's answer."""
+        arguments = self.example.arguments
+        return self._sample(
+            "the example", arguments, flatten_with_paths(clone_tree(self.target.eager(arguments)))
+        )
+
     def _sample(self, label: str, arguments: dict[str, Any], expected: list[tuple[str, Any]]) -> Sample:
         inputs = {p: leaf for n, value in arguments.items() for p, leaf in flatten_with_paths(value, n)}
         where = rules_of_call(self.spec, inputs, expected, "compare") if self.spec is not None else {}

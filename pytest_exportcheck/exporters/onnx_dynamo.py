@@ -130,7 +130,7 @@ def raise_if_no_tensor(program: torch.export.ExportedProgram, paths: list[str], 
     ) from error
 
 
-def refuse_other_opset(options: Mapping[str, Any], program: Any) -> None:
+def refuse_other_opset(options: Mapping[str, Any], model: Any) -> None:
     """An opset that was asked for and that torch.onnx cannot make: it only warns, and returns another one.
 
     Raises
@@ -138,7 +138,7 @@ def refuse_other_opset(options: Mapping[str, Any], program: Any) -> None:
     ConvertError
         The model has another opset; a pass would be about that one.
     """
-    wanted, made = options.get("opset_version"), program.model.opset_imports.get("")
+    wanted, made = options.get("opset_version"), model.opset_imports.get("")
     if wanted is not None and made is not None and made != wanted:
         raise ConvertError(
             f"opset_version: {wanted} was asked for, and torch.onnx made a model of opset {made}",
@@ -164,7 +164,7 @@ def _converted(
             raise_if_no_tensor(program, request.output_paths, error)
             raise
         assert onnx_program is not None
-        refuse_other_opset(options, onnx_program)
+        refuse_other_opset(options, onnx_program.model)
         if request.mode is not None:
             request.mode.after_convert(onnx_program)
     return onnx_program

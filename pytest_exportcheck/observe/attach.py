@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["attached", "has_forward_hooks"]
+__all__ = ["attached", "has_forward_hooks", "without_forward_hooks"]
 
 _MISSING = object()
 
@@ -16,6 +16,18 @@ _MISSING = object()
 def has_forward_hooks(module: torch.nn.Module) -> bool:
     """Whether something of the module's own runs around its ``forward``."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+@contextlib.contextmanager
+def without_forward_hooks(module: torch.nn.Module) -> Iterator[None]:
+    """Inside the block nothing of the module's own runs around its ``forward``; submodules keep theirs."""
+    held = vars(module)
+    before = {name: held[name] for name in ("_forward_hooks", "_forward_pre_hooks")}
+    held.update({name: type(hooks)() for name, hooks in before.items()})
+    try:
+        yield
+    finally:
+        held.update(before)
 
 
 def _put(held: dict[str, Any], values: dict[str, Any]) -> None:

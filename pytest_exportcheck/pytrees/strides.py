@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["copied", "in_layout_of", "lies_as"]
+__all__ = ["copied", "in_layout_of", "lies_as", "memory_of"]
 
 #: Memory that a copy of a slice may span, per element of its own; and what it may span anyway.
 _MOST_GAPS = 8
@@ -40,6 +40,20 @@ def copied(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Te
     span = span.clone() if device is None else span.to(device, copy=True)
     # No view: what a call does to it is nobody else's business.
     return torch.empty(0, dtype=span.dtype, device=span.device).set_(span.untyped_storage(), 0, size, stride)
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]] | None:
+    """(memory from the first element to the last, sizes, strides) of a copy; ``None`` if it is contiguous."""
+    copy = copied(tensor)
+    if not _has_layout(copy):
+        return None
+    size, stride = tuple(copy.shape), copy.stride()
+    extent = _extent(size, stride) if copy.numel() else 0
+    return (
+        torch.empty(0, dtype=copy.dtype, device=copy.device).set_(copy.untyped_storage(), 0, (extent,), (1,)),
+        size,
+        stride,
+    )
 
 
 def in_layout_of(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

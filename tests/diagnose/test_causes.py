@@ -105,6 +105,14 @@ def test_a_missing_kernel() -> None:
         (Evidence("y: inf instead of 6.5e+04", dtype="float16", differs=True), ["float16 overflow"]),
         (Evidence("y: inf instead of 6.5e+04", dtype="float32", differs=True), []),
         (Evidence("numbers differ", guilty="capture", differs=True), ["baked scalar or threshold"]),
+        (
+            Evidence("numbers differ", guilty="capture", differs=True, example_too=True),
+            ["other code while exporting"],
+        ),
+        (
+            Evidence("RuntimeError: Runtime assertion failed for expression u0 <= 5 on node 'le_2'", "run"),
+            ["assertion about a value"],
+        ),
         (Evidence("numbers differ", guilty="patches", differs=True), ["patch changes the model"]),
         (
             Evidence("invalid expand shape", operators=["aten.gru.input"]),

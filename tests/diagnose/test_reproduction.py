@@ -234,3 +234,80 @@ def test_a_model_that_no_script_can_build() -> None:
         model_source(torch.nn.Linear(2, 2), Factory(lambda: None, {}))
     with pytest.raises(CannotWriteError, match="given a object"):
         model_source(torch.nn.Linear(2, 2), Factory(written, {"a": object()}))
+
+
+STRIDES = """
+    class Part(nn.Module):
+        def forward(self, x):
+            if not x.is_contiguous():
+                return x * 2 if x.sum() > 0 else x
+            return x
+
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, x):
+            return self.part(x) + 1
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [(({given},), {{}}) for n in (3, 5)]
+"""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "torch.ones(4, n).T",
+        "torch.ones(n, 9)[:, 1:8:2]",
+        "torch.ones(1, 4).expand(n, 4)",
+    ],
+)
+def test_a_failure_that_depends_on_strides(tmp_path: Path, given: str) -> None:
+    kept = tmp_path / "kept"
+    (line,) = reproduced(make_run(tmp_path, STRIDES.format(given=given)), kept)
+    assert line == f"reproduction (part, fails the same way): {kept / 'repro.py'}"
+    assert "Could not guard on data-dependent expression" in run_alone(kept).stderr
+
+
+TIED = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(11, 4)
+            self.head = nn.Linear(4, 11, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids):
+            same = torch.equal(self.head.weight, self.embed.weight)
+            y = self.head(self.embed(ids))
+            return y.relu() if same and y.sum() > 0 else y
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((torch.arange(n),), {}) for n in (3, 5)]
+"""
+
+
+def test_tied_weights_stay_tied(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    (line,) = reproduced(make_run(tmp_path, TIED), kept)
+    assert line == f"reproduction (Net, fails the same way): {kept / 'repro.py'}"
+    code = (
+        "import repro\n"
+        "module = repro.load_module(repro.load_file('data.safetensors'))\n"
+        "print(module.head.weight is module.embed.weight)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=kept, capture_output=True, text=True, check=True)
+    assert ran.stdout == "True\n"

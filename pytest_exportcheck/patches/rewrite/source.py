@@ -101,7 +101,13 @@ def read_source(function: FunctionType) -> FunctionSource:
         raise RewriteRefused(
             f"the source of {target_name(function)} is not available", "load it from a file", place
         )
-    found = [node for node in ast.walk(ast.parse("".join(lines))) if _is_node_of(node, code)]
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError as error:
+        raise RewriteRefused(
+            f"the source of {target_name(function)} is no Python ({error.msg})", "load it from a file", place
+        ) from error
+    found = [node for node in ast.walk(tree) if _is_node_of(node, code)]
     if len(found) != 1:
         what = "more than one function starts" if found else "no function starts"
         raise RewriteRefused(
