@@ -64,6 +64,11 @@ class RunReports:
         if self._baseline is not None:
             report = Report("this run", data["environment"], data["cases"])
             self.comparison = compare(self._baseline, report, left_out)
+            if (moved := self.comparison.moved()) is not None:
+                errors.append(
+                    f"--baseline {self._baseline.name} has {moved[0]}, this run has {moved[1]}, and they "
+                    "have no case in common: specs are named from pytest's rootdir, see --rootdir"
+                )
 
         def attempt(what: str, path: Path | None, write: Callable[[Path], None]) -> None:
             if path is None:

@@ -80,8 +80,8 @@ class Comparison:
         ``torch 2.12.0 -> 2.13.0``, for each package that differs.
     changes:
         In the order of the cases.
-    unchanged:
-        Cases without any change.
+    unchanged, compared:
+        Cases without any change, and cases that both runs have.
     only_before, only_after:
         Names of cases that one run does not have.
     left_out:
@@ -93,6 +93,7 @@ class Comparison:
     packages: Sequence[str]
     changes: Sequence[Change]
     unchanged: int
+    compared: int
     only_before: Sequence[str] = ()
     only_after: Sequence[str] = ()
     left_out: str | None = None
@@ -113,6 +114,14 @@ class Comparison:
     def worse(self) -> bool:
         """Whether anything got worse."""
         return bool(self.of("worse"))
+
+    def moved(self) -> tuple[str, str] | None:
+        """A case of each run that are one case under two folders, where the runs have none in common."""
+        if self.compared:
+            return None
+        after = {name.rpartition("/")[2]: name for name in self.only_after}
+        pairs = ((name, after.get(name.rpartition("/")[2])) for name in self.only_before)
+        return next(((name, other) for name, other in pairs if other is not None), None)
 
 
 def compare(before: Report, after: Report, left_out: str | None = None) -> Comparison:
@@ -142,6 +151,7 @@ def compare(before: Report, after: Report, left_out: str | None = None) -> Compa
         _packages(before, after),
         changes,
         unchanged,
+        len(old.keys() & new.keys()),
         sorted(case_name(key) for key in old.keys() - new.keys()),
         sorted(case_name(key) for key in new.keys() - old.keys()),
         left_out,

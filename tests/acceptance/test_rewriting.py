@@ -33,7 +33,7 @@ def test_nothing_beyond_the_model_is_rewritten(project):
         project.spec(name.lower(), SPEC.format(name=name))
     project.run("--exportcheck-report=report.json", "-k", "test_export")
     assert project.verdicts() == {
-        "sign[torch-export-none]": "fail",
+        "sign[torch-export-none]": "fail export",
         "sign[torch-export-rewrite]": "pass",
         "sign[torch-export-all]": "pass",
         "straight[torch-export-none]": "pass",

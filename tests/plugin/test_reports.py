@@ -256,6 +256,18 @@ def test_what_a_full_run_does_not_check_any_more_is_worse_and_of_a_partial_run_n
         )
 
 
+def test_a_baseline_of_another_root_directory_compares_nothing_and_says_so(project):
+    project.spec("a")
+    project.run("--exportcheck-report=base.json")
+    (project.pytester.path / "specs" / "pytest.ini").write_text("[pytest]\nexportcheck_confirm = false\n")
+    more = ("--rootdir=specs", "-c", "specs/pytest.ini")
+    result = project.run("--baseline=base.json", *more, "-k", "export", "specs/a.yaml")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*base.json has specs/a.yaml *, this run has a.yaml *no case in common*"])
+    project.spec("b")
+    assert project.run("--baseline=base.json", "-k", "b.yaml").ret == 0
+
+
 def test_a_run_that_checks_nothing_is_worse_than_the_baseline(project):
     project.spec("a")
     project.run("--exportcheck-report=base.json")
