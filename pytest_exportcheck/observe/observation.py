@@ -14,6 +14,7 @@ import torch
 from ..dims import DimExpr, parse_dim
 from ..errors import ExportCheckError, ObserveError
 from ..plurals import counted
+from ..pytrees import flatten_with_paths
 from ..spec import CallPlan, ModelSpec, ObservedTarget, TensorSpec, resolve_tensor
 from ..spec.names import choices, suggest
 from ..tracebacks import one_line, user_lines
@@ -490,19 +491,27 @@ def _with_config_defaults(
 def _declared_axes(
     spec: ModelSpec, observed: ObservedTarget, signature: CallSignature, called: bool
 ) -> dict[tuple[str, int], DimExpr]:
-    """(path, axis) -> expression, for the arguments that the spec describes with named dims."""
-    described: dict[str, Any] = dict(observed.value_if_missing)
+    """(path, axis) -> expression, for the tensors that the spec describes with named dims.
+
+    What one call takes from the output of another (``previous.cache``) keeps the names that a call gave it.
+    """
+    described: list[Mapping[str, Any]] = [observed.value_if_missing]
     for call in () if isinstance(spec.observe.calls, str) or not called else spec.observe.calls:
         if call.kind == "forward":
-            described.update(zip(signature.names, call.args, strict=False))
-            described.update(call.kwargs)
+            described.append({**dict(zip(signature.names, call.args, strict=False)), **call.kwargs})
+    tensors = {
+        path: leaf
+        for arguments in described
+        for name, value in arguments.items()
+        for path, leaf in flatten_with_paths(value, name)
+        if isinstance(leaf, TensorSpec)
+    }
     axes = {}
-    for name, value in described.items():
-        if isinstance(value, TensorSpec):
-            for axis, dim in enumerate(value.dims):
-                expression = parse_dim(dim.text)
-                if isinstance(expression, DimExpr):
-                    axes[name, axis] = expression
+    for path, tensor in tensors.items():
+        for axis, dim in enumerate(tensor.dims):
+            expression = parse_dim(dim.text)
+            if isinstance(expression, DimExpr):
+                axes[path, axis] = expression
     return axes
 
 
