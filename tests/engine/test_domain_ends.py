@@ -66,9 +66,8 @@ def test_an_element_that_every_weak_replay_pushes_against_the_end(tmp_path, expo
 
 
         def calls():
-            return [
-                ((torch.randn(n, 8, generator=torch.Generator().manual_seed(n + 8)) * 3,), {{}}) for n in (5, 9)
-            ]
+            draw = {{n: torch.Generator().manual_seed(n + 8) for n in (5, 9)}}
+            return [((torch.randn(n, 8, generator=g) * 3,), {{}}) for n, g in draw.items()]
         """,
     )
     stage, error, record = verdict(run, exporter)
