@@ -80,7 +80,7 @@ class FunctionSource:
     node: FunctionNode
 
     def place(self, node: ast.AST) -> Place:
-        """Where `node` stands in the file; of a rewritten function, the line of the original (or its first)."""
+        """Where `node` stands in the file; in a rewritten function, where the original has that line."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         origin = _origins.get(self.file)
         if origin is None:
