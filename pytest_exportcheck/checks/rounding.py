@@ -107,7 +107,8 @@ class MovedEager:
                     self.replays += 1
                 if count == _REPLAYS and not self._has_strong:
                     for seed in range(1, (_STRONG_ONES // 2 if self._half else _STRONG_ONES) + 1):
-                        self._add(self._call(seed, STRONG), STRONG)
+                        # Half of the same noise, the other way: no element is pushed to one side in all.
+                        self._add(self._call(seed, STRONG if seed % 2 else -STRONG), STRONG)
                     self._has_strong = True
         except Exception as error:
             # A module that cannot be copied, a branch in which moved values end in an error.

@@ -141,6 +141,7 @@ class Moves:
             Whether a function was given numbers at the end of its domain (`Moving.at_bound`).
         """
         largest, strong, size = self._largest[1.0], self._largest[STRONG], size_of(self._plain)
+        mean = (self._squares[1.0] / self._replays[1.0]).sqrt()
         believed = torch.zeros_like(largest)
         asked = self._replays[STRONG] > 0
         grows = torch.ones_like(largest).bool()
@@ -153,11 +154,18 @@ class Moves:
         believed[grows] = max(limit, _OF_OUTPUT / ALLOWED * size)
         if asked and at_bound:
             bound = max(limit, math.sqrt(limit), _OF_OUTPUT_AT_BOUND / ALLOWED * size)
-            believed[self._grow_at_bound()] = bound
+            at_end = self._grow_at_bound()
+            believed[at_end] = bound
+            # Weak replays may all have pushed an element against the end (the root of what is clamped at 0);
+            # strong ones push it the other way.
+            hidden = at_end & strong.isfinite() & (strong > 2 * STRONG * largest)
+            largest = (strong / math.sqrt(STRONG)).where(hidden, largest)
+            far = (self._squares[STRONG] / self._replays[STRONG] / STRONG).sqrt()
+            mean = far.where(hidden, mean)
         return Spread(
             self._plain,
             largest,
-            (self._squares[1.0] / self._replays[1.0]).sqrt(),
+            mean,
             believed,
             self._parts,
             self._seen,

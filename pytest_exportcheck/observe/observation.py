@@ -495,10 +495,12 @@ def _declared_axes(
 
     What one call takes from the output of another (``previous.cache``) keeps the names that a call gave it.
     """
-    described: list[Mapping[str, Any]] = [observed.value_if_missing]
-    for call in () if isinstance(spec.observe.calls, str) or not called else spec.observe.calls:
-        if call.kind == "forward":
-            described.append({**dict(zip(signature.names, call.args, strict=False)), **call.kwargs})
+    calls = () if isinstance(spec.observe.calls, str) or not called else spec.observe.calls
+    described = [observed.value_if_missing] + [
+        {**dict(zip(signature.names, call.args, strict=False)), **call.kwargs}
+        for call in calls
+        if call.kind == "forward"
+    ]
     tensors = {
         path: leaf
         for arguments in described

@@ -50,6 +50,31 @@ MODELS = {
 _REFUSED = {"rapidity", "hyperbolic distances"}
 
 
+@pytest.mark.parametrize("exporter", ["onnx-dynamo", "onnx-torchscript"])
+def test_an_element_that_every_weak_replay_pushes_against_the_end(tmp_path, exporter):
+    # Eager has 0 at [3, 3] in all twelve, and the runtime the root of a rounding.
+    run = make_run(
+        tmp_path,
+        f"""
+        class Distances(nn.Module):
+            def forward(self, x):
+                return ({_SQUARES}).clamp_min(0).sqrt()
+
+
+        def build_model():
+            return Distances()
+
+
+        def calls():
+            draw = {{n: torch.Generator().manual_seed(n + 8) for n in (5, 9)}}
+            return [((torch.randn(n, 8, generator=g) * 3,), {{}}) for n, g in draw.items()]
+        """,
+    )
+    stage, error, record = verdict(run, exporter)
+    assert stage == "pass", error
+    assert record["rounding"]
+
+
 @pytest.mark.parametrize(
     ("exporter", "model"),
     [

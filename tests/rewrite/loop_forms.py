@@ -378,6 +378,19 @@ class TestedComprehension(Base):
         return torch.stack([row for row in x.unbind(1) if self.linear is not None], 1)
 
 
+@refused(r"`break` in the loop")
+class BreaksInTheSecondLoop(Base):
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], 4)
+        for row in x.unbind(1):
+            h = torch.tanh(h + row)
+        for row in x.flip(1).unbind(1):
+            h = torch.tanh(h * row)
+            if self.linear is None:
+                break
+        return h
+
+
 @refused(r"`outs` gets values that are no tensors")
 class AppendsPairs(Base):
     def forward(self, x):

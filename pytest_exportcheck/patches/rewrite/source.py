@@ -34,7 +34,7 @@ __all__ = [
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 _numbers = itertools.count(1)
 
-#: File name of a rewritten function -> what it was made of, for places in what is rewritten again.
+#: File name of a rewritten function -> what it was made of: for places where it is rewritten again.
 _origins: dict[str, FunctionSource] = {}
 
 
@@ -80,7 +80,7 @@ class FunctionSource:
     node: FunctionNode
 
     def place(self, node: ast.AST) -> Place:
-        """Where `node` stands in the file; of a rewritten function the line of the original, if it has it."""
+        """Where `node` stands in the file; in a rewritten function, where the original has that line."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         origin = _origins.get(self.file)
         if origin is None:
