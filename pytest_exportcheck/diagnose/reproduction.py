@@ -139,8 +139,10 @@ def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[
                 # Which call breaks it is not known here; nodes have other names in the program of a piece.
                 named, message = samples, first_line(str(ladder.error).partition(" on node ")[0])
             yield _Candidate(culprit.site, of_piece, named or samples[:_CALLS], recipe, message)
-    elif found.nodes is not None and found.nodes.first is not None and found.nodes.kind == "jump":
-        path = found.nodes.first.module.partition(" (")[0]
+    elif path := _module_of_node(found):
+        said = ""
+        if found.nodes is None and ladder.error is not None:
+            said = first_line(innermost(ladder.error))
         for piece in _pieces_of(subject, ladder, path):
             try:
                 of_piece = piece.subject(subject.exporter, options=dict(subject.options))
@@ -148,12 +150,21 @@ def _candidates(found: Diagnosis, subject: Subject, ladder: Ladder) -> Iterator[
                 continue  # One graph cannot serve its calls; that of the whole model did.
             of_piece.sizes = "off"
             samples = list(of_piece.samples())[-_CALLS:]
-            yield _Candidate(path, of_piece, samples, recipe, "")
+            yield _Candidate(path, of_piece, samples, recipe, said)
     message = ""
     if ladder.error is not None and (bad is None or bad.status == "fails"):
         message = first_line(innermost(ladder.error))
     samples = [ladder.inputs] if ladder.inputs is not None else []
     yield _Candidate(type(subject.target.module).__name__, subject, samples, recipe, message)
+
+
+def _module_of_node(found: Diagnosis) -> str:
+    """Path of the module with the first wrong node, or with the one that is not converted."""
+    if found.nodes is not None:
+        jump = found.nodes.kind == "jump" and found.nodes.first is not None
+        return found.nodes.first.module.partition(" (")[0] if jump and found.nodes.first is not None else ""
+    place = found.node.partition(" [")[2].partition("; ")[0]
+    return place.partition(" (")[0] if place.endswith(")") else ""
 
 
 def _refused_piece(

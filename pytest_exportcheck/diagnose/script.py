@@ -204,7 +204,7 @@ def write_script(
                     "import torch",
                     "from safetensors.torch import load_file",
                     *source.imports,
-                    *example.imports,
+                    *example.imports_but(source.module),
                 ]
             )
         ),

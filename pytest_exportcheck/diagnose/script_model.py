@@ -37,6 +37,8 @@ class ModelSource:
         ``from __future__`` lines of an embedded file, and the rest of it.
     imports:
         Lines.
+    module:
+        Name under which the embedded file is imported here; empty if none is embedded.
     build:
         Body of a function that returns the whole model.
     """
@@ -45,6 +47,7 @@ class ModelSource:
     imports: tuple[str, ...] = ()
     future: tuple[str, ...] = ()
     embedded: str = ""
+    module: str = ""
 
 
 def model_source(root: torch.nn.Module, factory: Factory | None) -> ModelSource:
@@ -111,7 +114,7 @@ def _from_factory(factory: Factory) -> ModelSource:
     except (OSError, TypeError) as error:
         raise CannotWriteError(f"the source of the factory {name} cannot be read: {error}") from None
     future, rest = _split(source)
-    return ModelSource(build, (), future, rest)
+    return ModelSource(build, (), future, rest, function.__module__)
 
 
 def _literal(value: Any) -> str:

@@ -54,6 +54,10 @@ class Values:
         self.imports: dict[str, None] = {}
         self.caches = False
 
+    def imports_but(self, module: str) -> list[str]:
+        """The lines without those for what `module`, which is embedded in the script, defines itself."""
+        return [line for line in self.imports if not module or not line.startswith(f"from {module} import ")]
+
     def source(self, value: Any, path: str) -> str:
         """An expression for `value`.
 

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from .helpers import Raises
+from pytest_exportcheck.diagnose.onnx_models import run_nodes
+
+from .helpers import Gelu, Raises, wrong_gelu
 from .test_faults import explain
 from .test_more_faults import guilty, sites
 from .test_other_faults import culprit
@@ -179,3 +181,17 @@ def test_a_class_between_two_modules_is_no_culprit_of_another_refusal() -> None:
     assert found.pieces is not None
     assert [c.only_alone for c in found.pieces.culprits] == [False, True]
     assert "unregistered class" not in [cause.name for cause in found.causes]
+
+
+def test_an_evaluator_that_agrees_with_nobody_blames_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off(proto: Any, nodes: Any, values: Any, names: list[str], runtime: str) -> dict[str, torch.Tensor]:
+        found = run_nodes(proto, nodes, values, names, runtime)
+        return {name: value + 7 for name, value in found.items()} if runtime == "reference" else found
+
+    monkeypatch.setattr("pytest_exportcheck.diagnose.nodes.run_nodes", off)
+    table = {torch.ops.aten.gelu.default: wrong_gelu}
+    found = explain(Gelu(), ROWS, custom_translation_table=table)
+    assert found.nodes is not None
+    assert found.nodes.kernel is None
+    assert "otherwise than torch" in found.nodes.kernel_note
+    assert "a kernel" not in found.verdict

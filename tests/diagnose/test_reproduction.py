@@ -311,3 +311,46 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=kept, capture_output=True, text=True, check=True)
     assert ran.stdout == "True\n"
+
+
+PACKED = """
+    from dataclasses import dataclass
+
+
+    @dataclass
+    class Pack:
+        x: torch.Tensor
+
+
+    torch.export.register_dataclass(Pack, serialized_type_name="reproduced.Pack")
+
+
+    class Net(nn.Module):
+        def forward(self, pack):
+            return pack.x * 2 if pack.x.sum() > 0 else pack.x
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((Pack(torch.ones(n, 4)),), {}) for n in (2, 5)]
+"""
+
+
+def test_a_dataclass_of_the_factorys_file(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    (line,) = reproduced(make_run(tmp_path, PACKED), kept)
+    assert line == f"reproduction (Net, fails the same way): {kept / 'repro.py'}"
+    assert "Could not guard on data-dependent expression" in run_alone(kept).stderr
+
+
+def test_the_module_of_an_operator_that_is_not_converted(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    run = written(tmp_path, "return torch.linalg.eigvalsh(self.lin(x)[:, :, None] * scale)")
+    text = (tmp_path / "net.py").read_text().replace("[:, :, None]", "[:, :, None] * x[:, None, :]")
+    (tmp_path / "net.py").write_text(text)
+    (line,) = reproduced(run, kept)
+    assert line == f"reproduction (deep.1, fails the same way): {kept / 'repro.py'}"
+    assert "No ONNX function found for" in run_alone(kept).stderr
