@@ -102,6 +102,7 @@ def process_digest() -> str:
 def add_flags(content: Content) -> None:
     """Add what torch was told: modes, defaults, what it may use; and filters that make warnings errors."""
     backends = torch.backends
+    deterministic: Any = torch.utils.deterministic
     function_modes: Any = torch.overrides._get_current_function_mode_stack
     flags: dict[str, Any] = {
         "grad": torch.is_grad_enabled(),
@@ -126,7 +127,7 @@ def add_flags(content: Content) -> None:
         "attention": backends.mha.get_fastpath_enabled(),
         "einsum": (backends.opt_einsum.enabled, backends.opt_einsum.strategy),
         "quantized": backends.quantized.engine,
-        "uninitialized": torch.utils.deterministic.fill_uninitialized_memory,
+        "uninitialized": deterministic.fill_uninitialized_memory,
         "anomaly": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         "hooks of every module": {
             name: [*hooks.values()]
