@@ -9,9 +9,11 @@ from __future__ import annotations
 import builtins
 import collections
 import dataclasses
+import dis
 import enum
 import functools
 import hashlib
+import importlib.util
 import inspect
 import itertools
 import linecache
@@ -40,7 +42,8 @@ _PURELIB, _PLATLIB, _STDLIB, _PLATSTDLIB = (
     for name in ("purelib", "platlib", "stdlib", "platstdlib")
 )
 #: The distribution of a file in there has a version, the file a checksum in its RECORD.
-_INSTALLED = (_PURELIB, _PLATLIB, _STDLIB, _PLATSTDLIB, os.path.realpath(os.path.dirname(torch.__file__)))
+_TORCH = os.path.realpath(os.path.dirname(torch.__file__)) + os.sep
+_INSTALLED = (_PURELIB, _PLATLIB, _STDLIB, _PLATSTDLIB, _TORCH)
 #: Our own code is in every key with its content.
 _OWN = os.path.realpath(os.path.dirname(os.path.dirname(__file__))) + os.sep
 
@@ -50,6 +53,45 @@ _OPAQUE = {"open", "eval", "exec", "compile", "__import__", "input", "globals", 
 _OUTSIDE = {
     *("random", "time", "datetime", "socket", "subprocess", "urllib", "sqlite3", "secrets", "uuid"),
     *("importlib", "pickle", "shelve", "tempfile", "glob", "ctypes", "multiprocessing", "requests", "http"),
+}
+
+#: Attributes and functions, under whatever name, that ask for files or for the command line.
+_ASKS = {
+    *(
+        "read_text",
+        "read_bytes",
+        "argv",
+        "orig_argv",
+        "exists",
+        "is_file",
+        "is_dir",
+        "isfile",
+        "isdir",
+        "stat",
+    ),
+    *(
+        "listdir",
+        "scandir",
+        "iterdir",
+        "rglob",
+        "walk",
+        "getmtime",
+        "getsize",
+        "fromfile",
+        "from_file",
+        "memmap",
+    ),
+    *(
+        "load",
+        "load_file",
+        "loadtxt",
+        "genfromtxt",
+        "safe_open",
+        "load_state_dict_from_url",
+        "getpid",
+        "urandom",
+    ),
+    *("cpu_count", "access", "lstat", "popen", "getlines", "getline", "get_data"),
 }
 
 #: Through which the patches in place are called (`patches.engine`): it counts, and the count says nothing.
@@ -135,6 +177,7 @@ class Content:
         #: Position of each object met, and the object, so that no other gets its identity.
         self._met: dict[int, tuple[int, Any]] = {}
         self._path: list[str] = []
+        self._storages: dict[int, int] = {}
         self._files: set[str] = set()
         self.mentions_environment = False
 
@@ -234,6 +277,10 @@ class Content:
         self._token(value.device, value.requires_grad, value.is_conj(), value.is_neg())
         if value.is_meta:
             raise self._refuse(value)
+        # Two that lie in the same memory are written to together.
+        if value.device.type == "cpu":
+            self._token(self._storages.setdefault(value.untyped_storage().data_ptr(), len(self._storages)))
+            self._token(value.storage_offset())
         if value.numel():
             flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
             data: Any = flat.view(torch.uint8).numpy()
@@ -323,6 +370,9 @@ class Content:
 
     def _instance(self, value: Any) -> None:
         kind = type(value)
+        if value is os.environ or value is os.environb:
+            self.mentions_environment = True
+            return
         state = _state_of(value)
         if state is None:
             raise self._refuse(value)
@@ -381,6 +431,12 @@ class Content:
             if not is_genuine(item):
                 self._token("foreign", key)
                 self._inner(f"{cls.__qualname__}.{key}", item)
+            elif type(item) is dict:
+                # A table that others register functions in (`AttentionInterface._global_mapping`).
+                for name, entry in list(item.items()):
+                    if isinstance(name, str) and not is_genuine(entry):
+                        self._token("foreign", key, name)
+                        self._inner(f"{cls.__qualname__}.{key}[{name}]", entry)
 
     def _function(self, value: types.FunctionType) -> None:
         installed = _is_installed_function(value)
@@ -396,6 +452,12 @@ class Content:
             return
         code = value.__code__
         if installed:
+            if value.__module__ == "os" and code.co_name in ("getenv", "getenvb"):
+                self.mentions_environment = True
+            elif code.co_name in _ASKS:
+                raise Unreadable(
+                    f"{self._where()} is {code.co_name}: what it gives is known only when it runs"
+                )
             self._token("function", value.__module__, code.co_qualname, code.co_firstlineno)
         else:
             self._token("function", code.co_qualname)
@@ -437,7 +499,14 @@ class Content:
         while stack:
             code = stack.pop()
             names.update(code.co_names)
+            for name, wanted in _imports(code, namespace):
+                self._import(function, name, wanted)
             stack += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        for name in sorted(names & _ASKS):
+            if not isinstance(namespace.get(name), types.FunctionType) or is_genuine(namespace[name]):
+                raise Unreadable(
+                    f"{function.__qualname__} asks for {name}: what that gives is known only when it runs"
+                )
         for name in sorted(names):
             if name in namespace:
                 self._inner(name, namespace[name])
@@ -445,6 +514,21 @@ class Content:
                 raise Unreadable(
                     f"{function.__qualname__} calls {name}(): what that gives is known only when it runs"
                 )
+
+    def _import(self, function: types.FunctionType, name: str, wanted: tuple[str, ...]) -> None:
+        """A module that the code imports when it runs: it may not have run that line yet."""
+        top = name.partition(".")[0]
+        if top in _OUTSIDE:
+            raise Unreadable(f"{function.__qualname__} imports {name}: what it gives changes from run to run")
+        if top in sys.stdlib_module_names or _is_known(top):
+            return
+        parts = name.split(".")
+        modules = [sys.modules.get(".".join(parts[: k + 1])) for k in range(len(parts))]
+        last = modules[-1]
+        if None in modules or any(not hasattr(last, item) for item in wanted if item != "*"):
+            raise Unreadable(f"{function.__qualname__} imports {name}, which was not imported yet")
+        for part in modules:
+            self._inner(name, part)
 
     def _module(self, value: types.ModuleType) -> None:
         name = value.__name__
@@ -472,6 +556,21 @@ class Content:
             self._token(objclass.__module__, objclass.__qualname__)
         elif owner is not None and not isinstance(owner, types.ModuleType):
             self._inner("__self__", owner)
+
+
+def _imports(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(absolute name, what is taken from it) of each module that `code` imports."""
+    constants: collections.deque[Any] = collections.deque(maxlen=2)
+    for step in dis.get_instructions(code):
+        if step.opname == "LOAD_CONST":
+            constants.append(step.argval)
+        elif step.opname == "IMPORT_NAME":
+            level, wanted = constants
+            name = step.argval
+            if level:
+                package = str(namespace.get("__package__") or namespace.get("__name__", ""))
+                name = importlib.util.resolve_name("." * level + name, package)
+            yield name, tuple(wanted or ())
 
 
 def _state_of(value: Any) -> dict[str, Any] | None:

@@ -42,7 +42,13 @@ _OF_A_RUN = re.compile(
 )
 
 #: Modules of torch that hold what models call.
-_CALLED = ("torch", "torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.modules.module")
+_CALLED = (
+    *("torch", "torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.modules.module"),
+    *("torch.linalg", "torch.fft", "torch.special", "torch.signal.windows", "torch.nn.parameter"),
+    *("torch.nn.init", "torch.nn.utils.rnn", "torch.nn.utils.parametrize", "torch.nn.attention"),
+    *("torch.utils.checkpoint", "torch._jit_internal", "torch.autograd.function", "torch.compiler"),
+    *("torch.nn.attention.flex_attention", "torch.distributions.utils"),
+)
 
 #: Constants that are made anew in every process.
 _OF_A_PROCESS = {"transformers.utils.hub.SESSION_ID"}
@@ -96,6 +102,7 @@ def process_digest() -> str:
 def add_flags(content: Content) -> None:
     """Add what torch was told: modes, defaults, what it may use; and filters that make warnings errors."""
     backends = torch.backends
+    deterministic: Any = torch.utils.deterministic
     function_modes: Any = torch.overrides._get_current_function_mode_stack
     flags: dict[str, Any] = {
         "grad": torch.is_grad_enabled(),
@@ -116,7 +123,17 @@ def add_flags(content: Content) -> None:
         ],
         "tf32": (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32),
         "cudnn": (backends.cudnn.enabled, backends.cudnn.benchmark, backends.cudnn.deterministic),
-        "mkldnn": backends.mkldnn.enabled,
+        "mkldnn": (backends.mkldnn.enabled, backends.mkldnn.deterministic),
+        "attention": backends.mha.get_fastpath_enabled(),
+        "einsum": (backends.opt_einsum.enabled, backends.opt_einsum.strategy),
+        "quantized": backends.quantized.engine,
+        "uninitialized": deterministic.fill_uninitialized_memory,
+        "anomaly": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        "hooks of every module": {
+            name: [*hooks.values()]
+            for name, hooks in sorted(vars(torch.nn.modules.module).items())
+            if name.startswith("_global_") and isinstance(hooks, dict)
+        },
         "function modes": list(function_modes()),
         "dispatch modes": [
             type(mode) for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack()
@@ -235,7 +252,7 @@ def _entries(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
         if isinstance(value, type):
             if value.__module__ == module.__name__:
                 for name, item in sorted(vars(value).items()):
-                    if not name.startswith("__") or name in ("__call__", "__init__", "__getattr__"):
+                    if name not in ("__doc__", "__module__", "__qualname__"):
                         found = _described(item)
                         if found is not None:
                             yield f"{key}.{name}", found

@@ -225,6 +225,25 @@ def swap_functions_of_torch(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.nn.functional, "silu", torch.nn.functional.gelu)
 
 
+def change_operator_of_tensors(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = torch.Tensor.__matmul__
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: matmul(a, b))
+
+
+def change_function_of_linalg(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = torch.linalg.norm
+    monkeypatch.setattr(torch.linalg, "norm", lambda *args: norm(*args))
+
+
+def change_hooks_of_every_module(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    monkeypatch.setitem(hooks, 10**6, lambda module, args: None)
+
+
+def change_einsum(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.opt_einsum, "enabled", not torch.backends.opt_einsum.enabled)
+
+
 def change_flattening(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     node = _pytree.SUPPORTED_NODES[dict]
     theirs = node._replace(flatten_fn=lambda d: node.flatten_fn(d))
@@ -249,6 +268,10 @@ DIFFERENCES = [
     change_function_of_torch,
     change_method_of_a_library,
     swap_functions_of_torch,
+    change_operator_of_tensors,
+    change_function_of_linalg,
+    change_hooks_of_every_module,
+    change_einsum,
     change_flattening,
     change_versions,
 ]
@@ -313,11 +336,21 @@ def test_a_patch_of_the_users_is_part_of_it(tmp_path: Path) -> None:
             "holds a builtins.list_iterator",
         ),
         ("import os", "import os\n    import time", ""),
+        ("if x.shape[0] <= 7", "import time\n            if x.shape[0] <= 7", "imports time"),
+        (
+            "if x.shape[0] <= 7",
+            "if x.shape[0] < 0:\n                import beside_it\n            if x.shape[0] <= 7",
+            "imports beside_it, which was not imported yet",
+        ),
+        ("self.scale(x)", "self.scale(x) * len(os.sys.argv) ** 0", "asks for argv"),
+        ("self.scale(x)", "self.scale(x) * os.path.exists(__file__)", "asks for exists"),
+        ("self.gain + OFFSET", "self.gain + OFFSET * THERE('.')", "is exists"),
     ],
-    ids=["file", "iterator", "unused module"],
+    ids=["file", "iterator", "unused module", "inner import", "late import", "argv", "exists", "alias"],
 )
 def test_what_cannot_be_read_is_not_reused(tmp_path: Path, old: str, new: str, reason: str) -> None:
-    runs = Runs(tmp_path, NET.replace(old, new))
+    source = NET.replace("OFFSET = 3.0", "OFFSET = 3.0\n    THERE = os.path.exists")
+    runs = Runs(tmp_path, source.replace(old, new))
     records = [runs(), runs()]
     if reason:
         assert [record["capture"] for record in records] == ["new", "new"]
@@ -506,6 +539,19 @@ def hidden() -> Iterator[Any]:
 def test_what_cannot_be_told_has_no_digest(value: Any) -> None:
     with pytest.raises(Unreadable, match=r"value\.here"):
         digest({"here": value})
+
+
+def test_tensors_in_the_same_memory_are_not_those_apart() -> None:
+    values = torch.zeros(4)
+    assert digest([values[:2], values[:2]]) != digest([torch.zeros(2), torch.zeros(2)])
+
+
+def test_a_table_of_a_class_that_others_register_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = digest(ALL_ATTENTION_FUNCTIONS)
+    monkeypatch.setitem(type(ALL_ATTENTION_FUNCTIONS)._global_mapping, "mine", lambda x: x)
+    assert digest(ALL_ATTENTION_FUNCTIONS) != before
 
 
 def test_hooks_and_methods_of_an_instance_count() -> None:
