@@ -231,7 +231,7 @@ def test_calls_are_observed_again_without_what_was_called_meanwhile(
     for _ in range(2):  # another graph of the same spec
         seen.clear()
         assert _kinds(ablate(run, case)) == {"cured": "needed"}
-        assert seen == ["net.py:itself", "net.py:itself with 1 patches"]
+        assert seen == ["net.py:itself", "net.py:itself with 1 patch"]
 
 
 def test_onnx_conversions_of_one_program_are_made_once(

@@ -168,7 +168,7 @@ def test_an_operator_without_kernel_is_a_session_error() -> None:
 
 
 def test_outputs_that_do_not_match_in_number() -> None:
-    with pytest.raises(SessionError, match=r"has 1 outputs .y., the model has 2 tensors .a, b."):
+    with pytest.raises(SessionError, match=r"has 1 output .y., the model has 2 tensors .a, b."):
         session(identity(FLOAT), {"x": "x"}, ["a", "b"])
 
 
