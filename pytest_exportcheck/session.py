@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,6 +242,14 @@ def _running_stages(session: Session) -> Iterator[tuple[float, str, str]]:
             yield seconds, marker_of.stage, str(marker_of.case)
 
 
+def _shown_plugin(impl: Any) -> str:
+    return str(getattr(impl.plugin, "__file__", None) or impl.plugin_name)
+
+
+def _described(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"[:120]
+
+
 def register_added(config: pytest.Config) -> None:
     """Register the exporters, patch modes and comparisons that hooks add, until the end of the run."""
     for registry, hook in (
@@ -251,6 +259,11 @@ def register_added(config: pytest.Config) -> None:
     ):
         # Pluggy calls the last registered implementation first; the most specific one must win.
         for added in reversed(hook(config=config)):
+            if not isinstance(added, Mapping) or not all(isinstance(name, str) for name in added):
+                where = ", ".join(_shown_plugin(impl) for impl in hook.get_hookimpls())
+                raise pytest.UsageError(
+                    f"{hook.name} returned {_described(added)}, not {{name: what it stands for}} ({where})"
+                )
             for name, value in added.items():
                 registry.register(name, value)
                 config.add_cleanup(lambda registry=registry, name=name: registry.unregister(name))  # type: ignore[misc]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+import pytest
+
 from .conftest import TOY
 
 
@@ -44,6 +46,15 @@ def test_hooks_of_a_conftest(project):
     result = project.run("--exportcheck-report=report.json")
     assert project.verdicts() == {"right[shapes-None]": "pass", "right[mine-calm]": "pass"}
     assert result.ret == 0
+
+
+def test_a_hook_that_returns_no_mapping_is_named(pytester):
+    pytester.makeconftest("def pytest_exportcheck_exporters(config): return ['mine']")
+    result = pytester.runpytest_subprocess("--exportcheck", "-p", "no:hypothesispytest")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["ERROR: pytest_exportcheck_exporters returned list *'mine'*, not {name: * (*conftest.py)"]
+    )
 
 
 def test_a_name_nobody_registered_is_a_problem_of_the_spec(project):
