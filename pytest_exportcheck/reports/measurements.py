@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..plurals import counted
 from .compare import TIME_BAND
 from .read import ReportError
 
@@ -117,4 +118,5 @@ def differences_text(found: list[Difference]) -> str:
     lines = [f"{words[each.worse]:7}{each}" for each in found]
     bands = f"noise bands: ratios {RATIO_BAND:g}, seconds {TIME_BAND:g}"
     worse = sum(each.worse is True for each in found)
-    return "\n".join([*lines, f"benchmark: {len(found)} changes, {worse} worse ({bands})"]) + "\n"
+    changes = counted(len(found), "change")
+    return "\n".join([*lines, f"benchmark: {changes}, {worse} worse ({bands})"]) + "\n"

@@ -162,7 +162,7 @@ def test_an_output_that_is_none_is_dropped() -> None:
     assert observer.check_discrepancies(model)[0]["SUCCESS"] is True
     row = observer.check_discrepancies(model, skip_none=False)[0]
     assert row["SUCCESS"] is False
-    assert "1 outputs instead of 2" in row["error"]
+    assert "1 output instead of 2" in row["error"]
 
 
 def test_a_number_of_outputs_that_is_wrong() -> None:

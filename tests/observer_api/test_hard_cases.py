@@ -351,7 +351,7 @@ def test_the_work_of_a_call_with_news_is_not_cubic_in_the_axes(monkeypatch: pyte
 
 def test_the_number_of_a_call_that_was_not_recorded_is_said() -> None:
     observer = observe(lambda x: x + 1, call(ones(2)))
-    with pytest.raises(IndexError, match="1 call"):
+    with pytest.raises(IndexError, match="of 1 recorded call"):
         observer.infer_arguments(7)
 
 

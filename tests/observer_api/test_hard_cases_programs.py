@@ -72,7 +72,7 @@ def test_sizes_0_and_1_of_variadic_arguments() -> None:
         ({"x": f(2)}, {"x": {}, "y": {0: DYNAMIC}}, "no 'y'"),
         ({"x": {"a": f(2)}}, {"x": {"b": {0: DYNAMIC}}}, r"x\.b"),
         ({"x": [f(2)]}, {"x": [{}, {0: DYNAMIC}]}, "2 entries, more than the 1 of x"),
-        ({"x": f(2)}, {"x": (None, DYNAMIC)}, "axis 1 for a tensor of 1 axes"),
+        ({"x": f(2)}, {"x": (None, DYNAMIC)}, "axis 1 for a tensor of 1 axis"),
         ({"x": f(2)}, {"x": {"a": {0: DYNAMIC}}}, "axis 'a'"),
         ({"x": 3}, {"x": {0: DYNAMIC}}, "x, which is a int"),
     ],

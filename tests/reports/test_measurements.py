@@ -70,7 +70,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["compare", before, after]) == 1
     said = capsys.readouterr().out
     assert "worse  ours: of_script 1 to 1.5 (1.50)" in said
-    assert "1 changes, 1 worse (noise bands: ratios 1.2, seconds 1.5)" in said
+    assert "1 change, 1 worse (noise bands: ratios 1.2, seconds 1.5)" in said
     report = written(tmp_path / "c.json", {"schema": 1, "environment": {}, "cases": []})
     assert main(["compare", before, report]) == 2
     assert "a benchmark with a report" in capsys.readouterr().err
