@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
 from ..spec import ModelSpec
 from .compare import LeafComparison, Tolerances, table
+from .layout import lies_otherwise
 from .numbers import Leaves, _inputs_by_path, _summary
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
@@ -77,7 +78,7 @@ class CapturedProgram:
         except Exception as error:
             self._record["captured"] = {"not_run": _first_line(error)}
             return
-        shown: Sequence[LeafComparison] = ()
+        shown: list[str] = []
         for position, call in enumerate(self._graph.calls):
             what = f"call {position + 1} of {len(self._graph.calls)}"
             try:
@@ -99,7 +100,8 @@ class CapturedProgram:
             if all(result.ok for result in results):
                 self._agrees.append(position)
             else:
-                shown = shown or results
+                inputs, example = map(_inputs_by_path, (arguments, self._graph.example.arguments))
+                shown = shown or [*table(results), *lies_otherwise(inputs, example)]
                 self.differs.append(f"{what}: {_summary(results, self._tolerances)}")
         self._record["captured"] = {
             "agrees": len(self._agrees),
@@ -108,7 +110,7 @@ class CapturedProgram:
         }
         if self.differs:
             raise ExportError(
-                f"the captured program already differs from eager, {self.differs[0]}", details=table(shown)
+                f"the captured program already differs from eager, {self.differs[0]}", details=shown
             )
 
     def _compare(

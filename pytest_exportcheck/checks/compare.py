@@ -14,6 +14,7 @@ from ..pytrees.paths import same_constant
 from .leaf import (
     LeafComparison,
     aligned,
+    as_floats,
     as_numbers,
     as_tensor,
     dtype_name,
@@ -66,7 +67,7 @@ def compare_leaf(
     """
     expected, got = as_tensor(expected), as_tensor(got)
     if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
-        return _compare_scalars(path, expected, got)
+        return _compare_scalars(path, expected, got, tolerances)
     pair = aligned(path, expected, got)
     if isinstance(pair, LeafComparison):
         return pair
@@ -113,10 +114,16 @@ def _of_whole(tolerances: Tolerances, ties: Ties) -> Tolerances:
     return Tolerances(whole.atol, whole.rtol)
 
 
-def _compare_scalars(path: str, expected: Any, got: Any) -> LeafComparison:
+def _compare_scalars(path: str, expected: Any, got: Any, tolerances: Tolerances) -> LeafComparison:
     kind = type(expected).__name__
     if expected is None and got is None:
         return LeafComparison(path, True, None, "None")
+    pair = as_floats(expected, got)
+    if pair is not None:
+        # What `.item()` gives is as exact as the tensor that it was taken from.
+        result = compare_leaf(path, *pair, tolerances)
+        reason = "" if result.ok else f"{pair[1].item()!r} instead of {pair[0].item()!r}"
+        return replace(result, shape=None, dtype=kind, reason=reason)
     expected, got = as_numbers(expected, got)
     if is_number(expected) and is_number(got):
         same = type(expected) is type(got) and (

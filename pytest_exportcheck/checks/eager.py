@@ -99,10 +99,7 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
         before = after
         results = compare_leaves(call.output_leaves(), flatten_with_paths(again), tolerances)
         if not all(result.ok for result in results):
-            found = _explain(graph, call) or [
-                "two more replays agree with each other: the recorded call ran under other conditions "
-                "(a Python global, autocast, one tensor as two arguments, or state that was set before it)"
-            ]
+            found = _explain(graph, call) or _other_conditions(call)
             raise ObserveError(
                 f"eager disagrees with itself on {what}{_first(found)}; no exporter is blamed",
                 details=[*found[1:], *table(results)],
@@ -140,6 +137,21 @@ def _refuse_empty_outputs(graph: GraphObservation) -> None:
         f"{graph.target.text} returns nothing that can be compared: every output is None or empty in every "
         "call (observe a call whose outputs have elements)"
     )
+
+
+def _other_conditions(call: RecordedCall) -> list[str]:
+    """Why the recorded call may differ from all replays of it."""
+    said = "two more replays agree with each other"
+    others = "a Python global, autocast, or state that was set before it"
+    if not call.lost:
+        return [f"{said}: the recorded call ran under other conditions ({others})"]
+    more = " and more" if len(call.lost) > _MOST else ""
+    return [
+        f"{said}: copies of the arguments lack what those of the recorded call had: "
+        f"{'; '.join(call.lost[:_MOST])}{more}",
+        "a program is fed as the replays are, with tensors of their own; if it is none of that, the recorded "
+        f"call ran under other conditions ({others})",
+    ]
 
 
 def _first(found: Sequence[str]) -> str:

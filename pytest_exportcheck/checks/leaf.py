@@ -12,6 +12,7 @@ import torch
 __all__ = [
     "LeafComparison",
     "aligned",
+    "as_floats",
     "as_numbers",
     "as_tensor",
     "dtype_name",
@@ -183,6 +184,22 @@ def as_numbers(expected: Any, got: Any) -> tuple[Any, Any]:
             expected = float(torch.tensor(expected, dtype=got.dtype))
         got = got.item()
     return expected, got
+
+
+def as_floats(expected: Any, got: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """A Python float (or complex number) and a program's, or its 0-d tensor, as two tensors of one dtype;
+    ``None`` for all else."""
+    if isinstance(expected, float):
+        own, alike = torch.float64, isinstance(got, torch.Tensor) and got.is_floating_point()
+    elif isinstance(expected, complex):
+        own, alike = torch.complex128, isinstance(got, torch.Tensor) and got.is_complex()
+    else:
+        return None
+    if type(got) is type(expected):
+        return torch.tensor(expected, dtype=own), torch.tensor(got, dtype=own)
+    if alike and got.dim() == 0:
+        return torch.tensor(expected, dtype=got.dtype), got.detach().to("cpu")
+    return None
 
 
 def special_positions(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from ..spec import ModelSpec
 from ..spec.names import choices
 from ..tracebacks import one_line, user_lines
 from .compare import LeafComparison, Tolerances, compare_leaves, table
+from .layout import lies_otherwise
 from .padding import expand_mask, rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
 from .state import training_modules
@@ -313,6 +314,7 @@ def check_observed_calls(
             padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
             if padding:
                 details.extend(padding.splitlines())
+            details += lies_otherwise(inputs, _inputs_by_path(graph.example.arguments))
             raise CompareError(
                 f"{_summary(results, tolerances)} ({session.description} against eager), {what}",
                 details=details,

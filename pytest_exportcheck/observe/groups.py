@@ -12,6 +12,7 @@ from torch.utils import _pytree
 from ..errors import ObserveError
 from ..pytrees import flatten_with_paths, is_constant
 from ..pytrees.caches import is_cache
+from ..pytrees.hidden import hidden_tensors, how_to_show
 from ..pytrees.paths import render_path
 from .infer import infer_shapes
 from .records import RecordedCall
@@ -50,9 +51,11 @@ def serve(calls: Sequence[RecordedCall], **options: Any) -> GraphShapes:
     Raises
     ------
     ObserveError
-        No graph can: the calls are of different structure, or one lacks what others have.
+        No graph can: the calls are of different structure, one lacks what others have, or an argument holds
+        tensors of which torch does not know.
     """
     _refuse_two_cross_attentions(calls)
+    _refuse_hidden_tensors(calls)
     try:
         shapes = infer_shapes(calls, **options)
         for call in calls:
@@ -83,6 +86,21 @@ def item_counts(calls: Sequence[RecordedCall]) -> dict[str, dict[int, list[int]]
 
 def _call_text(indices: Sequence[int]) -> str:
     return ("call " if len(indices) == 1 else "calls ") + ", ".join(map(str, indices))
+
+
+def _refuse_hidden_tensors(calls: Sequence[RecordedCall]) -> None:
+    """To torch an object that is no pytree node is a constant, with all that it holds."""
+    for call in calls:
+        for name, value in call.shapes().arguments.items():
+            for path, leaf in flatten_with_paths(value, name):
+                if found := hidden_tensors(leaf, path):
+                    more = " and more" if len(found) > _MOST_REASONS else ""
+                    raise ObserveError(
+                        f"argument {path} is a {type(leaf).__name__}, a constant and no container to "
+                        f"torch.export, and holds tensors ({', '.join(found[:_MOST_REASONS])}{more}): no "
+                        "program can be given them",
+                        details=[how_to_show(leaf)],
+                    )
 
 
 def _refuse_two_cross_attentions(calls: Sequence[RecordedCall]) -> None:

@@ -15,6 +15,8 @@ from torch.utils import _pytree
 
 from ..pytrees import clone_tree
 from ..pytrees.cloning import PLAIN, Unkept, is_transformed, transforms
+from ..pytrees.paths import flatten_with_paths
+from ..pytrees.strides import lost_in_copies
 from .probe import Pattern
 from .records import InputObserverInfo, ObserverWarning, RecordedCall, shape_only, structure_of
 
@@ -135,14 +137,14 @@ class Recorder:
             outputs = original(*args, **kwargs)
             self.info.lost += 1
             return outputs
-        arguments, problem = self._record_arguments(args, kwargs)
+        arguments, problem, lost = self._record_arguments(args, kwargs)
         if arguments is not None:
             self._check(args, kwargs, arguments)
         begin = time.perf_counter()
         outputs = original(*args, **kwargs)
         duration = time.perf_counter() - begin
         if arguments is not None:
-            problem = self._record(arguments, outputs, duration, len(args), limit, place, number)
+            problem = self._record(arguments, outputs, duration, len(args), limit, place, number, lost)
         if problem is not None:
             self.info.lost += 1
             self._refused.add(kind or _kind(args, kwargs))
@@ -158,18 +160,33 @@ class Recorder:
 
     def _record_arguments(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[dict[str, Any] | None, str | None]:
-        """(copies of the arguments or ``None``, why they could not be copied or ``None``)."""
+    ) -> tuple[dict[str, Any] | None, str | None, tuple[str, ...]]:
+        """(copies of the arguments or ``None``, why there are none or ``None``, what copies lose)."""
         assert self.info.signature is not None
         try:
             arguments = self.info.signature.bind(args, kwargs)
             leaves = _pytree.tree_leaves(arguments)
             if _is_tracing(leaves):
-                return None, None
+                return None, None, ()
             _check_transforms(leaves)
-            return clone_tree(arguments), None
+            return clone_tree(arguments), None, self._lost(arguments, kwargs)
         except Exception as error:  # the user's call must not fail because of the recording
-            return None, f"{type(error).__name__}: {error}"
+            return None, f"{type(error).__name__}: {error}", ()
+
+    def _lost(self, arguments: dict[str, Any], kwargs: dict[str, Any]) -> tuple[str, ...]:
+        """What a copy of `arguments` does not keep of the call."""
+        signature = self.info.signature
+        assert signature is not None
+        pairs = [pair for name, value in arguments.items() for pair in flatten_with_paths(value, name)]
+        lost: list[str] = []
+        with contextlib.suppress(RuntimeError):  # a tensor without memory of its own: under torch.func.grad
+            lost = lost_in_copies({path: leaf for path, leaf in pairs if isinstance(leaf, torch.Tensor)})
+        extra = [name for name in kwargs if name not in signature.names]
+        if extra != sorted(extra):
+            lost.append(
+                f"extra keywords were passed in the order {', '.join(extra)}, copies are in that of names"
+            )
+        return tuple(lost)
 
     def _record(
         self,
@@ -180,6 +197,7 @@ class Recorder:
         limit: int,
         place: str,
         number: int,
+        lost: tuple[str, ...],
     ) -> str | None:
         """Keep a call; returns why that was not possible."""
         calls = self.info.calls
@@ -188,6 +206,7 @@ class Recorder:
             # Elsewhere the outputs are copied once, on their way there.
             kept = clone_tree(outputs) if place == "device" else outputs
             call = RecordedCall(len(calls), arguments, kept, duration, positional, number).placed(place)
+            call.lost = lost
             if self._pattern is not None:
                 self._pattern.absorb_call(arguments)
             if len(calls) >= limit and not self._make_room(call):

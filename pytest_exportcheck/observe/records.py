@@ -51,6 +51,9 @@ class RecordedCall:
     ----------
     arguments, outputs:
         As above. New copies at every use if the values are kept elsewhere (see `placed`).
+    lost:
+        Sentences on what of the call is not in `arguments`: memory that tensors shared, the order of extra
+        keywords.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class RecordedCall:
         self._extra: dict[str, Any] = {}
         self._leaves: dict[str, Any] | None = None
         self._stubs: dict[str, Any] | None = None
+        self.lost: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"RecordedCall({self.number}, {', '.join(self._names)})"

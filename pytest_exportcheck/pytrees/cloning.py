@@ -29,6 +29,7 @@ __all__ = [
     "copy_object",
     "is_transformed",
     "is_wrapper",
+    "slots_of",
     "transforms",
 ]
 
@@ -142,12 +143,13 @@ def _tensors_with_history(value: Any, seen: dict[int, Any]) -> Iterator[torch.Te
     held = list(value.values()) if isinstance(value, dict) else []
     held += list(value) if isinstance(value, (list, tuple, set, frozenset)) else []
     held += list(getattr(value, "__dict__", {}).values())
-    held += [getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)]
+    held += [getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)]
     for item in held:
         yield from _tensors_with_history(item, seen)
 
 
-def _slots(cls: type) -> list[str]:
+def slots_of(cls: type) -> list[str]:
+    """Names of the attributes that objects of `cls` have beside ``__dict__``."""
     found: list[str] = []
     for base in cls.__mro__:
         names = vars(base).get("__slots__", ())

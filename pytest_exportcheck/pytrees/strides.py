@@ -5,11 +5,11 @@ A model may ask (``is_contiguous``, ``stride``, ``view``), and a trace keeps wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-__all__ = ["copied", "in_layout_of", "lies_as", "memory_of"]
+__all__ = ["copied", "in_layout_of", "lies_as", "lost_in_copies", "memory_of"]
 
 #: Memory that a copy of a slice may span, per element of its own; and what it may span anyway.
 _MOST_GAPS = 8
@@ -88,14 +88,44 @@ def lies_as(tensor: torch.Tensor, like: torch.Tensor) -> bool:
     return all(size <= 1 or one == other for size, (one, other) in zip(sizes, pairs, strict=True))
 
 
+def lost_in_copies(leaves: Mapping[str, torch.Tensor]) -> list[str]:
+    """Sentences on what copies of tensors (path -> tensor), one by one, do not keep of them."""
+    shared, found = list[str](), list[str]()
+    ranges: dict[int, list[tuple[int, int, str, torch.Tensor]]] = {}
+    for path, tensor in leaves.items():
+        if not _is_plain(tensor) or not tensor.numel():
+            continue
+        if _has_layout(tensor) and _axes(tensor) is None:
+            found.append(
+                f"axes of `{path}` overlap in memory or lie between each other, its copy is contiguous"
+            )
+        offset, extent = tensor.storage_offset(), _extent(tensor.shape, tensor.stride())
+        if offset:
+            found.append(f"`{path}` begins {offset} elements into its memory, its copy at the first")
+        first = tensor.data_ptr()
+        same = ranges.setdefault(tensor.untyped_storage().data_ptr(), [])
+        last = first + extent * tensor.element_size()
+        for start, end, other, another in same:
+            if start < last and first < end:
+                one = (first, tensor.shape, tensor.stride()) == (start, another.shape, another.stride())
+                how = "are one tensor, their copies are two" if one else "share memory, their copies do not"
+                shared.append(f"`{other}` and `{path}` {how}")
+                break
+        same.append((first, last, path, tensor))
+    return [*shared, *found]
+
+
 def _has_layout(tensor: torch.Tensor, contiguous: bool = False) -> bool:
-    plain = (
+    # Not `is_contiguous`: it leaves out axes of size 1, whose strides a trace sees.
+    return _is_plain(tensor) and (contiguous or tensor.stride() != _contiguous(tensor.shape))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
         tensor.layout is torch.strided
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
     )
-    # Not `is_contiguous`: it leaves out axes of size 1, whose strides a trace sees.
-    return plain and (contiguous or tensor.stride() != _contiguous(tensor.shape))
 
 
 def _contiguous(size: Sequence[int]) -> tuple[int, ...]:

@@ -164,6 +164,19 @@ def test_booleans() -> None:
         (True, torch.tensor(1), False),
         (0.1, torch.tensor(0.1), True),
         (0.1, torch.tensor(0.1001), False),
+        (0.1, 0.1 + 1e-12, True),
+        (0.1, torch.tensor(0.1000001), True),
+        (0.1, torch.tensor([0.1]), False),
+        (0.1, 1, False),
+        (1.0, True, False),
+        (1.0, torch.tensor(1), False),
+        (1e-4, 0.0, False),
+        (NAN, torch.tensor(NAN), True),
+        (0.1, torch.tensor(NAN), False),
+        (INF, torch.tensor(INF), True),
+        (INF, -INF, False),
+        (1 + 2j, torch.tensor(1 + 2.0000001j), True),
+        (1 + 2j, 1 - 2j, False),
         (None, torch.tensor(0.0), False),
         (torch.tensor(0.0), None, False),
         (torch.tensor(3), 3, False),
@@ -175,6 +188,19 @@ def test_python_values(expected: Any, got: Any, ok: bool) -> None:
     result = one(expected, got)
     assert result.ok is ok
     assert bool(result.reason) is not ok
+
+
+def test_a_float_of_item_is_as_exact_as_its_tensor() -> None:
+    """`x.mean().item()`: another runtime sums in another order."""
+    computed = Tolerances(computed_in=torch.float32)
+    expected = 0.05998796969652176
+    assert one(expected, 0.059987977147102356, computed).ok
+    result = one(expected, torch.tensor(0.0601), computed)
+    assert not result.ok
+    assert result.reason.startswith("0.0601000")
+    assert (result.shape, result.dtype) == (None, "float")
+    assert one(expected, torch.tensor(0.0601), Tolerances(atol=1e-3)).ok
+    assert not one(expected, expected + 1e-6, Tolerances(atol=0.0, rtol=1e-6)).ok
 
 
 class _Unregistered:

@@ -147,7 +147,47 @@ def test_a_recorded_call_under_other_conditions(tmp_path: Path) -> None:
     run = net(tmp_path, body, 'observe: {calls: "net.py:drive"}\n')
     stage, error, _ = verdict(run, "torch-export")
     assert stage == "observe"
-    assert "two more replays agree with each other" in str(error)
+    assert "two more replays agree with each other: the recorded call ran under other conditions" in str(
+        error
+    )
+
+
+#: Body of `forward(self, a, b)`, arguments of a call with n rows -> what the message says.
+LOST = {
+    "one tensor": ("return a * 3 if a is b else a + b", "x, x", "`a` and `b` are one tensor"),
+    "shared memory": ("a.zero_()\n        return b * 2, a", "x[:, :4], x[:, 2:]", "`a` and `b` share memory"),
+    "windows": ("a[0] = 7.0\n        return a * b", "x.t().unfold(0, 3, 1), x[0, 0] * 1", "axes of `a`"),
+    "offset": (
+        "return a * a.storage_offset() + b", "x[1:, 1:], x[:-1, 1:] * 1",
+        "`a` begins 7 elements into its memory",
+    ),
+    "keywords": (
+        "one, two = k.values()\n        return one - 2 * two", "q=x, k=x * 3",
+        "extra keywords were passed in the order q, k, copies are in that of names",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_copies_of_the_arguments_lack_is_named(tmp_path: Path, name: str) -> None:
+    """A program is fed with tensors of their own: what eager makes of others is no fault of an exporter."""
+    body, arguments, says = LOST[name]
+    parameters = "self, **k" if name == "keywords" else "self, a, b"
+    drive = f"    for n in (3, 5):\n        x = torch.randn(n, 6)\n        model({arguments})\n"
+    source = f"    def forward({parameters}):\n        {body}\n\n\ndef drive(model):\n{drive}"
+    run = net(tmp_path, source, 'observe: {calls: "net.py:drive"}\n')
+    stage, error, _ = verdict(run, "torch-export")
+    assert stage == "observe", error
+    assert error is not None
+    assert f"copies of the arguments lack what those of the recorded call had: {says}" in error.message
+    assert "autocast" in "\n".join(error.details)
+
+
+def test_arguments_that_share_memory_and_are_only_read_are_no_news(tmp_path: Path) -> None:
+    body = "    def forward(self, a, b):\n        return a @ b.t()\n\n\ndef drive(model):\n"
+    body += "    for n in (3, 5, 6):\n        x = torch.randn(n, 6)\n        model(x[:, :4], x[:, 2:])\n"
+    run = net(tmp_path, body, 'observe: {calls: "net.py:drive"}\n')
+    assert verdict(run, "torch-export")[0] == "pass"
 
 
 def observed(run: SpecRun) -> tuple[list[str], Any]:

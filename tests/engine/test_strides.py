@@ -139,6 +139,24 @@ def test_rows_of_prompts_of_different_lengths_do_not_lie_alike() -> None:
     assert lies_as(rows[2], torch.randn(3, 1, 32))
 
 
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_a_call_that_lies_otherwise_than_the_example_is_named(tmp_path: Path, exporter: str) -> None:
+    body = "return x * 2 if x.is_contiguous() else x * 3"
+    run = make_run(tmp_path, NET.format(body, "torch.randn(6, n + 3).t() if n == 3 else torch.randn(7, 6)"))
+    stage, error, _ = verdict(run, exporter)
+    assert stage == ("compare" if exporter == "torch-export" else "export"), error
+    assert "other than in the example lie in memory `x` (strides (1, 6) of (6, 6)" in str(error)
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_where_all_calls_lie_alike_memory_is_not_named(tmp_path: Path, exporter: str) -> None:
+    body = "return x * (2 if torch.compiler.is_exporting() else 3)"
+    run = make_run(tmp_path, NET.format(body, "torch.randn(6, n).t()"))
+    stage, error, _ = verdict(run, exporter)
+    assert stage in ("compare", "export"), error
+    assert "memory" not in str(error)
+
+
 ASKING = {
     "view": ("return x.transpose(1, 2).view(x.shape[0], -1) * 2", "torch.randn(n, 5, 6).transpose(1, 2)"),
     "is_contiguous": ("return x * 2 if x.is_contiguous() else x.cumsum(1)", "torch.randn(n, 6, 5).mT"),
