@@ -20,6 +20,7 @@ from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx
 from .checks.inputs import refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
 from .checks.own import load_own
+from .checks.remains import TraceRemains
 from .checks.sizes import check_other_sizes
 from .checks.state import Held, differences, kept_gradients, model_state
 from .errors import (
@@ -375,6 +376,7 @@ def _run_case(
         changed: list[str] = []
         state = model_state(observation.model, attributes=False)
         watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
+        remains = TraceRemains(observation.model)
         try:
             exported, request = _export(
                 exporter, mode, observation, graph, stages, watch, captured, record, probe, run, case, anew
@@ -394,6 +396,12 @@ def _run_case(
             changed = _changed(observation, graph, state, tolerances)
             if changed:
                 run.forget(case.device, case.dtype)
+            if left := remains.take_out():
+                record["warnings"].append(
+                    f"the trace leaves fake tensors or symbolic sizes in {', '.join(left[:4])}, which a "
+                    "later export or call would take for its own: they are taken out here; elsewhere export "
+                    "in a process of its own, or compute in every call what is kept there"
+                )
         if changed:
             raise ExportError(
                 f"{exporter.name} changed the model in place: {changed[0]}",

@@ -13,6 +13,7 @@ from .cache_settings import CacheSettings
 from .cases import CaseId
 from .checks.held import StateWatch
 from .checks.numbers import refuse_unused_rules
+from .checks.remains import TraceRemains
 from .checks.state import differences, model_state
 from .errors import (
     ExportCheckError,
@@ -237,10 +238,17 @@ def _observed(graph: GraphObservation, target: str) -> Observed:
     def export() -> Any:
         where = graph.target
         arguments = graph.example.arguments
-        with fresh_dispatch(), flat_forward(where.module, where.method, where.signature, arguments) as kwargs:
-            shapes = dynamic_arguments(kwargs, graph.shapes)
-            with torch.no_grad():
+        remains = TraceRemains(where.module)
+        try:
+            with (
+                fresh_dispatch(),
+                flat_forward(where.module, where.method, where.signature, arguments) as kwargs,
+                torch.no_grad(),
+            ):
+                shapes = dynamic_arguments(kwargs, graph.shapes)
                 return torch.export.export(where.module, (), kwargs, dynamic_shapes=shapes, strict=False)
+        finally:
+            remains.take_out()
 
     def run() -> list[Any]:
         return [graph.eager(call.arguments) for call in graph.calls]

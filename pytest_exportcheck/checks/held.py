@@ -25,9 +25,18 @@ from typing import Any
 import torch
 
 from ..pytrees.cloning import is_wrapper
-from .state import OWN_ATTRIBUTES, Held, differences, gradients_of, tensors_of, text_of, version_of
+from .state import (
+    GENERATOR,
+    OWN_ATTRIBUTES,
+    Held,
+    differences,
+    gradients_of,
+    tensors_of,
+    text_of,
+    version_of,
+)
 
-__all__ = ["StateWatch"]
+__all__ = ["Place", "StateWatch", "contents_of", "is_lru_cache", "is_plain_object", "places_of"]
 
 #: Tensors of at most so many elements are compared by value; of larger ones so many are looked at.
 _LOOKED_AT = 4096
@@ -94,7 +103,7 @@ def _key(value: Any, depth: int = _DEPTH) -> Any:
         return type(value), tuple((_key(key, 1), _key(item, depth - 1)) for key, item in value.items())
     if isinstance(value, (list, tuple, set, frozenset, collections.deque)):
         return type(value), tuple(_key(item, depth - 1) for item in value)
-    contents = _contents(value)
+    contents = contents_of(value)
     return id(value) if contents is None else (id(value), _key(contents, depth - 1))
 
 
@@ -109,7 +118,7 @@ def _slots(kind: type) -> list[str]:
     return [name for name in found if name not in ("__dict__", "__weakref__")]
 
 
-def _contents(value: Any) -> dict[str, Any] | None:
+def contents_of(value: Any) -> dict[str, Any] | None:
     """What is in the dict and the slots of an object; ``None`` if it has neither."""
     slots = _slots(type(value))
     if not slots and not hasattr(value, "__dict__"):
@@ -125,7 +134,12 @@ def _is_library(module: object) -> bool:
     return str(module or "").partition(".")[0] in _LIBRARIES
 
 
-def _is_plain_object(value: Any) -> bool:
+def is_lru_cache(value: Any) -> bool:
+    """Whether it is a function that `functools.lru_cache` made."""
+    return isinstance(value, _LruCache)
+
+
+def is_plain_object(value: Any) -> bool:
     """Whether all that an object holds is in its dict and slots, and its class is no library's."""
     kind = type(value)
     return (
@@ -148,10 +162,10 @@ def _copy(value: Any) -> Any:
         return collections.deque((_copy(item) for item in value), value.maxlen)
     if type(value) in (set, bytearray, array.array, collections.Counter):
         return copy.copy(value)
-    if _is_plain_object(value):
+    if is_plain_object(value):
         twin = object.__new__(type(value))
         inside = vars(twin) if hasattr(twin, "__dict__") else {}
-        for name, item in (_contents(value) or {}).items():
+        for name, item in (contents_of(value) or {}).items():
             if name in _slots(type(value)):
                 object.__setattr__(twin, name, _copy(item))
             else:
@@ -168,12 +182,12 @@ def _is_state(value: Any) -> bool:
         # Of these alone: a mapping of transformers imports what it is asked for.
         or type(value) in (*_COPIED, tuple)
         or type(value).__module__ == "numpy"
-        or _is_plain_object(value)
+        or is_plain_object(value)
     )
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A namespace outside of the model.
 
     Attributes
@@ -243,7 +257,7 @@ class _Places:
     """Finds the namespaces that the code of a model uses, by identity; those of libraries left out."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self.found: dict[Any, _Place] = {}
+        self.found: dict[Any, Place] = {}
         self._classes: set[type] = set()
         self._functions: list[types.FunctionType] = []
         self._seen: set[int] = set()
@@ -270,7 +284,7 @@ class _Places:
             if own or not _is_library(each.__module__):
                 bind, drop = functools.partial(setattr, each), functools.partial(delattr, each)
                 label = f"class attribute `{each.__name__}.{{}}`"
-                self.found[each] = _Place(label, functools.partial(vars, each), bind, drop)
+                self.found[each] = Place(label, functools.partial(vars, each), bind, drop)
 
     def _look_into(self, function: types.FunctionType) -> None:
         if id(function) in self._seen:
@@ -283,7 +297,7 @@ class _Places:
                     self._add(value)
         held = vars(function)
         label = f"attribute `{{}}` of function `{function.__qualname__}`"
-        self.found[id(function), "attributes"] = _Place(
+        self.found[id(function), "attributes"] = Place(
             label, lambda: held, held.__setitem__, held.__delitem__
         )
         if function.__defaults__ or function.__kwdefaults__:
@@ -314,7 +328,7 @@ class _Places:
                         self._functions.append(each)
 
 
-def _defaults_place(function: types.FunctionType) -> _Place:
+def _defaults_place(function: types.FunctionType) -> Place:
     """The default values of arguments: a list or dict among them outlives the call."""
 
     def names() -> dict[str, Any]:
@@ -336,15 +350,15 @@ def _defaults_place(function: types.FunctionType) -> _Place:
         function.__defaults__ = tuple(value for key, value in now.items() if key not in keyword)
 
     # An argument does not lose its default.
-    return _Place(f"default `{{}}` of function `{function.__qualname__}`", names, bind, lambda name: None)
+    return Place(f"default `{{}}` of function `{function.__qualname__}`", names, bind, lambda name: None)
 
 
-def _globals_place(names: dict[str, Any]) -> _Place:
+def _globals_place(names: dict[str, Any]) -> Place:
     file = os.path.basename(str(names.get("__file__") or names.get("__name__", "?")))
-    return _Place(f"global `{{}}` of {file}", lambda: names, names.__setitem__, names.__delitem__)
+    return Place(f"global `{{}}` of {file}", lambda: names, names.__setitem__, names.__delitem__)
 
 
-def _cell_place(name: str, cell: types.CellType) -> _Place:
+def _cell_place(name: str, cell: types.CellType) -> Place:
     def names() -> dict[str, Any]:
         try:
             return {name: cell.cell_contents}
@@ -357,7 +371,12 @@ def _cell_place(name: str, cell: types.CellType) -> _Place:
     def drop(_: str) -> None:
         del cell.cell_contents
 
-    return _Place("closure variable `{}`", names, bind, drop)
+    return Place("closure variable `{}`", names, bind, drop)
+
+
+def places_of(module: torch.nn.Module) -> list[Place]:
+    """The namespaces outside of a model that its code uses; those of libraries left out."""
+    return list(_Places(module).found.values())
 
 
 class StateWatch:
@@ -417,7 +436,8 @@ class StateWatch:
         found = differences(self._attributes, self._look())
         for key, place in self._places.items():
             found.update(differences(self._code[key], _look_at(place)))
-        return found
+        # Last: inputs are drawn from generators too, and a call that draws disagrees with itself.
+        return dict(sorted(found.items(), key=lambda item: GENERATOR in item[1]))
 
     def unchanged_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers that are the same objects, with the same values, as they were."""
@@ -434,7 +454,7 @@ class StateWatch:
 
         Caches of `functools.lru_cache` are emptied.
         """
-        moved: list[tuple[_Place, str, bool, Any]] = []
+        moved: list[tuple[Place, str, bool, Any]] = []
         for key, place in self._places.items():
             now, kept, changed = place.held(), self._kept[key], differences(self._code[key], _look_at(place))
             for name in dict.fromkeys([*kept, *now]):
@@ -460,7 +480,7 @@ class StateWatch:
                     place.drop(name)
 
 
-def _look_at(place: _Place) -> dict[str, Held]:
+def _look_at(place: Place) -> dict[str, Held]:
     return {
         place.label.format(name): Held(
             _key(value),

@@ -129,6 +129,10 @@ def _key(value: Any, depth: int = 4) -> Any:
     return id(value)
 
 
+#: Text of a `torch.Generator`.
+GENERATOR = "a generator of random numbers"
+
+
 def _flat(tensor: torch.Tensor) -> list[Any]:
     values: list[Any] = tensor.detach().reshape(-1).tolist()
     return values
@@ -138,6 +142,8 @@ def text_of(value: Any) -> str:
     """What is held, short: small tensors by value."""
     if isinstance(value, torch.Tensor):
         return _tensor_text(value)
+    if isinstance(value, torch.Generator):
+        return GENERATOR
     try:
         return f"{value!r:.60}"
     except Exception:

@@ -287,6 +287,17 @@ def test_an_answer_that_depends_on_the_calls_before_is_eagers(tmp_path: Path, na
     assert "compute it in every call" in str(error)
 
 
+def test_a_generator_that_made_the_inputs_is_not_named_first(tmp_path: Path) -> None:
+    body = forward("return x * SEEN.setdefault('first', x.mean())")
+    run = net(tmp_path, body, head="G = torch.Generator().manual_seed(0)\nSEEN = {}\n")
+    path = tmp_path / "net.py"
+    path.write_text(path.read_text().replace("generator=g", "generator=G"))
+    stage, error, _ = verdict(run, "torch-export")
+    assert stage == "observe", error
+    assert "what they left: global `SEEN` of net.py changed from {} to " in str(error)
+    assert "global `G` of net.py changed (a generator of random numbers)" in str(error)
+
+
 HARMLESS: dict[str, tuple[str, str]] = {
     "table": (
         init("self.table = None")

@@ -51,11 +51,11 @@ GUILTY = {
     "dropout": (
         init("self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Dropout(0.4)])")
         + stays_in_train_mode()
-        + forward("return self.layers[1](self.layers[0](x))"),
+        + forward("return self.layers[1](self.layers[0](x.repeat(9, 1)))"),
         ["dropout is active in `layers.1` (", "net.py:13 in forward", "(training=True)"],
     ),
     "functional-dropout": (
-        forward("return nn.functional.dropout(x, 0.4)"),
+        forward("return nn.functional.dropout(x.repeat(9, 1), 0.4)"),
         [
             "dropout is active at ",
             "net.py:8 in forward (training=True is passed, its module is in eval mode)",
