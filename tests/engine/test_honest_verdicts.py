@@ -256,3 +256,28 @@ def test_a_small_output_keeps_a_small_tolerance(size, error):
 def test_half_precision_has_small_outputs_that_are_no_rounding():
     expected = (torch.linspace(0.1, 1.0, 30) * 1e-3).half()
     assert not compare_leaf("output", expected, expected * 2, Tolerances()).ok
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_a_float_that_a_model_computes_rounds_as_its_tensor(tmp_path, exporter):
+    """`item()` gives eager a Python number, and an ONNX model an output that it sums in another order."""
+    run = make_run(
+        tmp_path,
+        """
+        class Mean(nn.Module):
+            def forward(self, x):
+                return x * 2, x.mean().item()
+
+
+        def build_model():
+            return Mean()
+
+
+        def calls():
+            torch.manual_seed(0)
+            return [((torch.randn(n, 37),), {}) for n in (20, 50)]
+        """,
+    )
+    stage, error, record = verdict(run, exporter)
+    assert stage == "pass", error
+    assert record["outputs"][1]["dtype"] == "float"
