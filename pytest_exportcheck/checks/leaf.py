@@ -187,19 +187,14 @@ def as_numbers(expected: Any, got: Any) -> tuple[Any, Any]:
 
 
 def as_floats(expected: Any, got: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """A Python float (or complex number) and a program's, or its 0-d tensor, as two tensors of one dtype;
-    ``None`` for all else."""
-    if isinstance(expected, float):
-        own, alike = torch.float64, isinstance(got, torch.Tensor) and got.is_floating_point()
-    elif isinstance(expected, complex):
-        own, alike = torch.complex128, isinstance(got, torch.Tensor) and got.is_complex()
-    else:
+    """A Python float (or complex number) and the 0-d tensor that a program computes in its place, as two
+    tensors of one dtype; ``None`` for all else: two Python numbers are compared exactly."""
+    if not isinstance(got, torch.Tensor) or got.dim():
         return None
-    if type(got) is type(expected):
-        return torch.tensor(expected, dtype=own), torch.tensor(got, dtype=own)
-    if alike and got.dim() == 0:
-        return torch.tensor(expected, dtype=got.dtype), got.detach().to("cpu")
-    return None
+    alike = (isinstance(expected, float) and got.is_floating_point()) or (
+        isinstance(expected, complex) and got.is_complex()
+    )
+    return (torch.tensor(expected, dtype=got.dtype), got.detach().to("cpu")) if alike else None
 
 
 def special_positions(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -194,13 +194,20 @@ def test_a_float_of_item_is_as_exact_as_its_tensor() -> None:
     """`x.mean().item()`: another runtime sums in another order."""
     computed = Tolerances(computed_in=torch.float32)
     expected = 0.05998796969652176
-    assert one(expected, 0.059987977147102356, computed).ok
+    assert one(expected, torch.tensor(0.059987977147102356), computed).ok
     result = one(expected, torch.tensor(0.0601), computed)
     assert not result.ok
     assert result.reason.startswith("0.0601000")
     assert (result.shape, result.dtype) == (None, "float")
     assert one(expected, torch.tensor(0.0601), Tolerances(atol=1e-3)).ok
-    assert not one(expected, expected + 1e-6, Tolerances(atol=0.0, rtol=1e-6)).ok
+    assert not one(expected, torch.tensor(expected + 1e-6), Tolerances(atol=0.0, rtol=1e-6)).ok
+
+
+@pytest.mark.parametrize("expected", [0.5, 0.5 + 0.25j])
+def test_python_numbers_are_exact_whatever_the_tolerance(expected: Any) -> None:
+    """A number that the program keeps as one was baked in, not computed."""
+    assert one(expected, expected, Tolerances(atol=1.0)).ok
+    assert not one(expected, expected + 1e-9, Tolerances(atol=1.0)).ok
 
 
 class _Unregistered:
