@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
-from .cli_common import Wrong, write_file
+from .cli_common import File, Wrong, write_file
 from .options import DEVICES, DIAGNOSIS_SECONDS, DTYPES
 from .plurals import counted
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-_FILE = click.Path(path_type=Path)
+_FILE = File()
 _UNKNOWN = re.compile(r"unknown (exporter|patch mode|comparison) '([^']*)'")
 
 
@@ -162,9 +162,16 @@ def schema() -> None:
 @click.option("--dtype", type=click.Choice(DTYPES), help="Default: the first of the matrix.")
 @click.option("--cases", "cases_only", is_flag=True, help="The cases only: no model is built.")
 def show(spec: Path, device: str | None, dtype: str | None, cases_only: bool) -> int:
-    """What SPEC would run, and what its calls show: symbols and their sizes, the example, the shapes."""
-    from .cli_show import run_show
+    """What SPEC would run, and what its calls show: symbols and their sizes, the example, the shapes.
 
+    Of a JSON report (SPEC ends in .json) the matrix, and what failed.
+    """
+    from .cli_show import run_show, run_show_report
+
+    if spec.suffix == ".json":
+        if device or dtype or cases_only:
+            raise Wrong(f"{spec} is a report: --device, --dtype and --cases are for specs")
+        return run_show_report(spec)
     return run_show(spec, device, dtype, cases_only)
 
 

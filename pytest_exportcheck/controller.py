@@ -6,6 +6,7 @@ test reports, the only thing of a worker that survives its death.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -331,6 +332,6 @@ def _partial_selection(config: pytest.Config) -> str | None:
 
 def _shown_path(path: Path) -> str:
     try:
-        return path.relative_to(Path.cwd()).as_posix()
+        return Path(os.path.normpath(path)).relative_to(Path.cwd()).as_posix()
     except ValueError:
         return str(path)

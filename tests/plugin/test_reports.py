@@ -279,7 +279,7 @@ def test_what_a_run_was_told_to_leave_out_is_in_its_report_and_is_not_worse(any_
 
     everything = {"paths": ["specs"], "options": [], "deselected": [], "unfinished": None}
     assert run("before") == everything
-    onnx = run("onnx", "--exporter", "onnx-dynamo")
+    onnx = run("onnx", "--exporter=onnx-dynamo")
     assert onnx == {
         **everything,
         "options": ["--exporter onnx-dynamo"],
@@ -297,7 +297,7 @@ def test_what_a_run_was_told_to_leave_out_is_in_its_report_and_is_not_worse(any_
     }
     compared("onnx", {"deselected by --exporter onnx-dynamo": 2})
     (root / "specs" / "b.yaml").unlink()
-    run("onnx", "--exporter", "onnx-dynamo")
+    run("onnx", "--exporter=onnx-dynamo")
     found = compare(read_report(root / "before.json"), read_report(root / "onnx.json"))
     assert [change.case for change in found.of("worse")] == [
         "specs/b.yaml [cpu-float32-onnx-dynamo-none]",
