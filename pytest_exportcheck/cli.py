@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from . import __version__
-from .cli_common import Wrong, write_file
+from .cli_common import File, Wrong, write_file
 from .options import DEVICES, DIAGNOSIS_SECONDS, DTYPES
 from .plurals import counted
 
 if TYPE_CHECKING:
     from .spec import ModelSpec
+    from .spec.nodes import Document
 
 __all__ = ["main"]
 
-_FILE = click.Path(path_type=Path)
+_FILE = File()
 _UNKNOWN = re.compile(r"unknown (exporter|patch mode|comparison) '([^']*)'")
 
 
@@ -74,6 +75,7 @@ def lint(specs: tuple[Path, ...]) -> int:
     Also whether the files and names that they refer to are there."""
     from .errors import SpecError
     from .expectations import expectation_problems
+    from .filepaths import relative_text
     from .registry import comparison_names, exporter_names, patch_mode_names
     from .spec.references import reference_problems
 
@@ -89,16 +91,22 @@ def lint(specs: tuple[Path, ...]) -> int:
         folders = ", ".join(map(str, specs))
         raise Wrong(f"no spec file in {folders}: a spec is a YAML file that begins with exportcheck: 1")
     for file in files:
+        document: Document | None
         try:
             spec = _load(file, root, known)
-            problems = [*expectation_problems(spec), *reference_problems(spec)]
+            problems, document = expectation_problems(spec), spec.document
         except SpecError as error:
-            problems = error.problems
+            problems, document = error.problems, error.document
         except OSError as error:
             click.echo(f"{file}: {error.strerror or error}")
             bad += 1
             continue
-        for problem in problems:
+        if document is not None:
+            # A callable that is missing is told with everything else, not once that is mended.
+            missing = reference_problems(document, file.resolve().parent, relative_text(file.resolve(), root))
+            told = {(problem.line, problem.column) for problem in problems}
+            problems += (problem for problem in missing if (problem.line, problem.column) not in told)
+        for problem in sorted(problems, key=lambda problem: (problem.line, problem.column)):
             click.echo(problem)
         bad += bool(problems)
     click.echo(f"{counted(len(files), 'spec')}, {bad} with problems", err=True)
@@ -154,9 +162,16 @@ def schema() -> None:
 @click.option("--dtype", type=click.Choice(DTYPES), help="Default: the first of the matrix.")
 @click.option("--cases", "cases_only", is_flag=True, help="The cases only: no model is built.")
 def show(spec: Path, device: str | None, dtype: str | None, cases_only: bool) -> int:
-    """What SPEC would run, and what its calls show: symbols and their sizes, the example, the shapes."""
-    from .cli_show import run_show
+    """What SPEC would run, and what its calls show: symbols and their sizes, the example, the shapes.
 
+    Of a JSON report (SPEC ends in .json) the matrix, and what failed.
+    """
+    from .cli_show import run_show, run_show_report
+
+    if spec.suffix == ".json":
+        if device or dtype or cases_only:
+            raise Wrong(f"{spec} is a report: --device, --dtype and --cases are for specs")
+        return run_show_report(spec)
     return run_show(spec, device, dtype, cases_only)
 
 

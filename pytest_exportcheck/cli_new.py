@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .cli_common import Wrong, write_file
+from .cli_common import Wrong, normal, write_file
 
 __all__ = ["check_source", "run_new", "run_new_all"]
 
@@ -89,6 +89,6 @@ def _folder_of(source: str) -> Path:
     """Where the spec goes: a factory in a file is named relative to its spec."""
     file = Path(source.rpartition(":")[0])
     if file.suffix == ".py":
-        return file.parent
+        return normal(file.parent)
     specs = Path("model_specs")
     return specs if specs.is_dir() else Path()

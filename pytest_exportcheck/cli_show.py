@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .cli_common import Wrong
 from .errors import ExportCheckError, SpecError
 from .plurals import counted
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from .pipeline import CheckedObservation
     from .spec import ModelSpec
 
-__all__ = ["known_bad", "run_doctor", "run_show"]
+__all__ = ["known_bad", "run_doctor", "run_show", "run_show_report"]
 
 #: The oldest versions that the project was run with.
 _LEAST = {"torch": "2.13", "transformers": "5.20", "onnxscript": "0.6", "onnx": "1.20", "onnxruntime": "1.24"}
@@ -47,6 +49,36 @@ def run_show(path: Path, device: str | None, dtype: str | None, cases_only: bool
     if cases_only or absent:
         return 0
     return _show_observation(spec, device or spec.matrix.devices[0], dtype or spec.matrix.dtypes[0])
+
+
+def run_show_report(path: Path) -> int:
+    """Print the matrix of a JSON report and what failed; 0 whatever the verdicts are, they are old."""
+    from .reports.matrix import Matrix, counts, is_case
+    from .reports.read import ReportError, case_key, case_name, read_report
+    from .reports.record import sort_key
+    from .reports.terminal import matrix_lines
+
+    try:
+        report = read_report(path)
+    except ReportError as error:
+        raise Wrong(f"{error} (show takes a spec, or a report)") from None
+    records = sorted(report.cases, key=sort_key)
+    began, left_out = report.environment.get("started"), report.environment.get("left_out")
+    partial = f"; not a full run: {left_out}" if left_out else ""
+    click.echo(f"{path}: {counted(len(records), 'record')}{f' of {began}' if began else ''}{partial}")
+    width = shutil.get_terminal_size().columns
+    for line in matrix_lines(Matrix.of(records), width, every_row=True) if records else ():
+        click.echo("".join(piece.text for piece in line).rstrip())
+    cases, shapes = ([each for each in records if is_case(each) is wanted] for wanted in (True, False))
+    for what, found in (("case", cases), ("shapes check", shapes)):
+        if found:
+            click.echo(f"{counted(len(found), what)}: {counts(found)}")
+    for record in records:
+        if record["verdict"].split()[0] in ("fail", "crash", "timeout", "xpass"):
+            message = (str(record.get("message") or "").splitlines() or [""])[0]
+            click.echo(f"{case_name(case_key(record))}: {record['verdict']}{message and f': {message}'}")
+    click.echo(f"every case in detail: exportcheck html {path} -o {path.with_suffix('.html')}")
+    return 0
 
 
 def _model_text(spec: ModelSpec) -> str:

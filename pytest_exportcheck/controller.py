@@ -6,6 +6,7 @@ test reports, the only thing of a worker that survives its death.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,19 +15,21 @@ import pytest
 
 from .filepaths import relative_text
 from .goldens import Proposals, obsolete_goldens
+from .new_shapes import is_absent
 from .plurals import counted
 from .reports.ablation import ablation_lines
 from .reports.comparison import as_text
 from .reports.diagnoses import diagnosis_lines
 from .reports.json_report import package_versions
 from .reports.matrix import Matrix, cell_text, counts, is_case
-from .reports.record import sort_key
+from .reports.record import case_fields, sort_key
 from .reports.refusals import refusal_lines
 from .reports.reuse import cache_lines, reuse_lines
 from .reports.rounding import rounding_lines
 from .reports.slowest import slowest_lines
 from .reports.terminal import matrix_lines
 from .run_reports import RunReports
+from .selection import NARROWING, Selection
 
 if TYPE_CHECKING:
     from .session import Session
@@ -67,6 +70,7 @@ class Controller:
         self.errors: list[str] = []
         self._seconds: dict[str, list[float]] = {}
         self._reports = RunReports(session.options, session.config.invocation_params.args)
+        self.selection = Selection(session.config)
         self._announced = False
         if session.options.prune and self.partial:
             raise pytest.UsageError(
@@ -78,6 +82,8 @@ class Controller:
     def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
         if items:
             self.note_partial(f"{len(items)} deselected")
+            planned = filter(None, map(self._session.case_of, items))
+            self.selection.leave_out(case_fields(each.case) for each in planned)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -160,23 +166,25 @@ class Controller:
             self._find_obsolete(session)
         if not interrupted:
             self._remember_durations()
-        self._reports.write(self.records, exitstatus, self._left_out(session, exitstatus), self.errors)
+        left_out, unfinished = self._left_out(session, exitstatus)
+        self._reports.write(self.records, exitstatus, left_out, self.selection.facts(unfinished), self.errors)
         comparison = self._reports.comparison
         worse = comparison is not None and comparison.worse
         # Worse than the baseline is worse than "no tests ran", which it may well be because of.
         if (self.errors or worse) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _left_out(self, session: pytest.Session, exitstatus: int) -> str | None:
-        """Why cases may be missing from the records, ``None`` if every one ran."""
+    def _left_out(self, session: pytest.Session, exitstatus: int) -> tuple[str | None, str | None]:
+        """(Why cases may be missing from the records, why the run ended early); ``None``: it is not so."""
         if exitstatus == pytest.ExitCode.INTERRUPTED:
-            return "interrupted"
+            return ("interrupted",) * 2
         if exitstatus == pytest.ExitCode.INTERNAL_ERROR:
-            return "internal error"
+            return ("internal error",) * 2
         stopped = session.shouldstop or session.shouldfail
         # -x that stopped nothing left nothing out.
         partial = None if self.partial == _MAXFAIL and not stopped else self.partial
-        return partial or (str(stopped) if stopped else None)
+        early = str(stopped) if stopped else None
+        return partial or early, early
 
     def _find_obsolete(self, session: pytest.Session) -> None:
         root = self._config.rootpath
@@ -302,37 +310,28 @@ def _shape_outcome(record: dict[str, Any]) -> str:
     verdict = str(record["verdict"].split()[0])
     if verdict == "pass":
         return "updated" if (record.get("golden") or {}).get("changed") else "ok"
-    if record["verdict"] == "fail shapes" and record.get("golden_exists") is False:
+    if is_absent(record):
         return "missing"
     return cell_text(verdict)
 
 
 def _partial_selection(config: pytest.Config) -> str | None:
     """What on the command line leaves tests out, ``None`` if nothing does."""
-    for option, shown in (
-        ("keyword", "-k"),
-        ("markexpr", "-m"),
-        ("deselect", "--deselect"),
-        ("lf", "--lf"),
-        ("stepwise", "--sw"),
-        ("maxfail", _MAXFAIL),
-        ("ignore", "--ignore"),
-        ("ignore_glob", "--ignore-glob"),
-    ):
-        if config.getoption(option, None):
+    ours = [option for option in NARROWING if option.startswith("exportcheck_")]
+    for option, shown in {**NARROWING, "maxfail": _MAXFAIL}.items():
+        if option not in ours and config.getoption(option, None):
             return shown
     if any("::" in argument for argument in config.args):
         return "a node id on the command line"
     if any(Path(config.invocation_params.dir, argument).is_file() for argument in config.args):
         return "a file is named, and not its folder"
-    options = ("exportcheck_exporter", "exportcheck_patch_mode", "exportcheck_device", "exportcheck_dtype")
-    if any(config.getoption(option) for option in options):
+    if any(config.getoption(option) for option in ours):
         return "an axis is restricted"
     return None
 
 
 def _shown_path(path: Path) -> str:
     try:
-        return path.relative_to(Path.cwd()).as_posix()
+        return Path(os.path.normpath(path)).relative_to(Path.cwd()).as_posix()
     except ValueError:
         return str(path)

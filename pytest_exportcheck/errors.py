@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .spec.nodes import Document
 
 __all__ = [
     "COMPARISON",
@@ -215,8 +219,11 @@ class SpecError(Exception):
     ----------
     problems:
         Every problem of the file, in file order.
+    document:
+        What was read all the same, for whoever looks for more problems in it.
     """
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], document: Document | None = None) -> None:
         self.problems = list(problems)
+        self.document = document
         super().__init__("\n".join(str(problem) for problem in self.problems))

@@ -22,7 +22,14 @@ from .errors import ExportCheckError
 from .filepaths import relative_text
 from .reports.record import plain_text
 
-__all__ = ["error_lines", "representation", "reproduce_command", "reproduce_line", "update_line"]
+__all__ = [
+    "accept_command",
+    "error_lines",
+    "representation",
+    "reproduce_command",
+    "reproduce_line",
+    "update_line",
+]
 
 
 def representation(
@@ -62,6 +69,16 @@ def update_line(config: pytest.Config, nodeid: str) -> str:
     """The command that accepts the shapes of the test's spec."""
     path = _quote(_from_here(config, nodeid.split("::")[0]))
     return f"accept:     pytest --exportcheck {_configuration(config, [nodeid])}{path} --update-shapes"
+
+
+def accept_command(config: pytest.Config, specs: Sequence[str], given: Sequence[str] | None) -> str:
+    """The command that accepts the shapes of several specs, which are ids of nodes.
+
+    `given`: paths of the command line that hold these specs and no other whose shapes would change.
+    """
+    where = [_from_here(config, spec) for spec in specs] if given is None else given
+    paths = "".join(f"{_quote(path)} " for path in where)
+    return f"pytest --exportcheck {_configuration(config, specs)}{paths}--update-shapes"
 
 
 def reproduce_line(config: pytest.Config, nodeid: str, before: Sequence[str] = ()) -> str:

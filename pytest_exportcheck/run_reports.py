@@ -56,14 +56,19 @@ class RunReports:
             self._seeds.add(record["seed"])
 
     def write(
-        self, records: Sequence[Mapping[str, Any]], exit_status: int, left_out: str | None, errors: list[str]
+        self,
+        records: Sequence[Mapping[str, Any]],
+        exit_status: int,
+        left_out: str | None,
+        selection: Mapping[str, Any],
+        errors: list[str],
     ) -> None:
         """Write what was asked for; what could not be done is added to `errors`, the rest is done."""
         options = self._options
-        data = report_data(self._environment(exit_status, left_out), records)
+        data = report_data({**self._environment(exit_status, left_out), "selection": selection}, records)
         if self._baseline is not None:
             report = Report("this run", data["environment"], data["cases"])
-            self.comparison = compare(self._baseline, report, left_out)
+            self.comparison = compare(self._baseline, report)
             if (moved := self.comparison.moved()) is not None:
                 errors.append(
                     f"--baseline {self._baseline.name} has {moved[0]}, this run has {moved[1]}, and they "

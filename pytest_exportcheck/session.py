@@ -288,6 +288,7 @@ def start(config: pytest.Config) -> Session:
     manager.register(runtest.CaseRunner(session), "exportcheck-runner")
     if workerinput is None:
         from .controller import Controller
+        from .new_shapes import NewShapes
         from .progress import Progress
         from .signals import interrupt_on_sigterm
 
@@ -295,6 +296,7 @@ def start(config: pytest.Config) -> Session:
         interrupt_on_sigterm(config)
         manager.register(Progress(session), "exportcheck-progress")
         manager.register(controller, "exportcheck-controller")
+        manager.register(NewShapes(config, controller.records), "exportcheck-new-shapes")
         if manager.hasplugin("xdist") and config.getoption("tx", None):
             from .xdist_support import ControllerSide
 

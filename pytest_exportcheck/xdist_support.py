@@ -89,6 +89,7 @@ class ControllerSide:
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
         output = getattr(node, "workeroutput", None) or {}
+        self._controller.selection.leave_out(output.get("exportcheck_left_out", ()))
         deselected = output.get("exportcheck_deselected")
         if deselected is None:
             self._controller.note_partial("a worker died")
@@ -121,8 +122,9 @@ class WorkerSide:
     """Registered in a worker."""
 
     def __init__(self, session: Session, workerinput: dict[str, Any]) -> None:
-        self._config = session.config
+        self._session = session
         self._deselected = 0
+        self._left_out: list[dict[str, Any]] = []
         told = workerinput.get(_INPUT, {})
         worker = str(workerinput["workerid"])
         session.worker = worker_number(worker)
@@ -132,6 +134,10 @@ class WorkerSide:
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         self._deselected += len(items)
+        planned = filter(None, map(self._session.case_of, items))
+        self._left_out += (case_fields(each.case) for each in planned)
 
     def pytest_sessionfinish(self) -> None:
-        self._config.workeroutput["exportcheck_deselected"] = self._deselected  # type: ignore[attr-defined]
+        output: dict[str, Any] = self._session.config.workeroutput  # type: ignore[attr-defined]
+        output["exportcheck_deselected"] = self._deselected
+        output["exportcheck_left_out"] = to_plain(self._left_out)

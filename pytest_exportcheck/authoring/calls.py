@@ -24,7 +24,14 @@ _INPUTS = ("input_ids", "pixel_values", "pixel_values_videos", "input_values", "
 
 
 class Unknown(Exception):
-    """No call could be made up; the message says why."""
+    """No call could be made up; the message says why.
+
+    `arguments`: for each of the two calls what its arguments may be all the same, to be corrected by hand.
+    """
+
+    def __init__(self, message: str, arguments: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__(message)
+        self.arguments = arguments
 
 
 @dataclass(frozen=True)

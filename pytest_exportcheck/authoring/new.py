@@ -15,6 +15,7 @@ from ..errors import ExportCheckError, SpecError
 from ..pytrees import flatten_with_paths, register_flattening_functions
 from .calls import Call, Unknown, candidates
 from .fit import fitted, model_classes
+from .trials import tried_calls
 from .write import spec_text
 
 __all__ = ["Draft", "draft", "reference"]
@@ -135,7 +136,7 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
         model = {**model, "generation": generation}
     refusals: list[str] = []
     try:
-        for calls in candidates(built, auto_class):
+        for calls in _ways(built, auto_class):
             text = spec_text(model, calls)
             graphs: str | None = None
             comments: list[str] = []
@@ -163,10 +164,22 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
             made.text = made.text or text
     except Unknown as error:
         refusals.insert(0, str(error))
-        made.text = made.text or _template(model, built, str(error))
+        made.text = made.text or _template(model, built, error)
     if refusals:
         made.problems.append(f"{label}: {refusals[0]}")
     return False
+
+
+def _ways(model: Any, auto_class: str) -> Iterator[list[Call]]:
+    """Calls that `model` may take: by the rules for models of transformers, and by its layers."""
+    if auto_class or hasattr(getattr(model, "config", None), "model_type"):
+        try:
+            yield from candidates(model, auto_class)
+        except Unknown:
+            if auto_class:
+                raise
+    if not auto_class:
+        yield from tried_calls(model)
 
 
 def _padded_caches(run: Any, calls: Sequence[Call]) -> dict[str, Any]:
@@ -198,15 +211,16 @@ def _generation(model: Any) -> dict[str, int]:
     return {name: 0 for name in names if getattr(settings, name, None) is None}
 
 
-def _template(model: dict[str, Any], built: Any, reason: str) -> str:
+def _template(model: dict[str, Any], built: Any, unknown: Unknown) -> str:
     """A spec to be filled in: every argument that ``forward`` needs, as a tensor of some shape."""
     parameters = inspect.signature(built.forward).parameters.values()
     needed = [
         p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     ]
-    calls = [Call("forward", dict.fromkeys(needed, f"float32[{batch}, 4]")) for batch in (2, 3)]
+    guessed = unknown.arguments or [dict.fromkeys(needed, f"float32[{batch}, 4]") for batch in (2, 3)]
+    calls = [Call("forward", arguments) for arguments in guessed]
     comments = [
-        f"{reason}.",
+        f"{str(unknown).rstrip('.')}.",
         "Give each argument its dtype and shape, in two calls that differ in what is dynamic.",
     ]
     return spec_text(model, calls, comments=comments)

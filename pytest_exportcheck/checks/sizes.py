@@ -162,6 +162,7 @@ def check_other_sizes(
         return
     wanted, thresholds = _wanted(spec, graph, comparisons)
     passed: list[str] = []
+    taken: list[Mapping[str, int]] = []
     refused: list[str] = []
     noted: dict[str, Any] = {
         "passed": passed,
@@ -183,6 +184,7 @@ def check_other_sizes(
             continue
         arguments, expected, by_eager = answer.arguments, answer.expected, answer.by_eager
         noted["failed"] = text
+        ran = None
         try:
             ran = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
             both = add_writes(session, expected, ran, arguments, by_eager)
@@ -199,15 +201,35 @@ def check_other_sizes(
                 f"decided at {_sizes_text(graph.example.sizes)}, and otherwise here: {comparison}"
                 for comparison in decided[:5]
             ]
+            if ran is None and not isinstance(spec.resize, Mapping):
+                error.details.append(_offer(spec, graph, taken))
             raise
         del noted["failed"]
         passed.append(text)
+        taken.append(sizes)
     if not isinstance(spec.resize, Mapping):
         for relation in graph.shapes.thin:
             _break(spec, graph, session, tolerances, relation, watched(relation), record)
     if isinstance(spec.resize, Mapping) and not passed:
         # Sizes that a person wrote down and nothing was checked at: a mistake in the spec, no pass.
         raise ResizeError("eager refuses every size that resize lists: nothing was checked", details=refused)
+
+
+def _offer(spec: ModelSpec, graph: GraphObservation, taken: Sequence[Mapping[str, int]]) -> str:
+    """How the spec says which sizes there are, where the program refuses one that eager takes.
+
+    Not where it gives other numbers: nobody would notice.
+    """
+    example = graph.example.sizes
+    listed = []
+    for symbol, size in example.items():
+        others = dict.fromkeys(sizes[symbol] for sizes in taken if sizes[symbol] not in (0, 1, size))
+        seen = dict.fromkeys(sizes[symbol] for sizes in graph.shapes.sizes.values() if symbol in sizes)
+        listed.append(f"{symbol}: [{', '.join(map(str, sorted([*others][-2:] or seen)))}]")
+    return (
+        f"if nobody gives such sizes, say in {spec.relative} which there are: "
+        f"resize: {{{', '.join(listed)}}} (these and no others; resize: off tries none)"
+    )
 
 
 def _axis_text(axes: Sequence[tuple[str, int]]) -> str:

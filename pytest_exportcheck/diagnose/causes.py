@@ -130,7 +130,8 @@ CAUSES: tuple[Cause, ...] = (
         "the model compares sizes in Python, and the captured program holds for the side of its example only",
         "compute both sides with tensors (torch.where, a mask), use a patch mode that replaces the "
         "comparison, or give a graph to each side (observe.graphs); where both sides are the same, the ONNX "
-        "model, which has no guards, may be right although the program refuses",
+        "model, which has no guards, may be right although the program refuses; where nobody gives such "
+        "sizes, list those that there are (resize: {symbol: [sizes]} of the spec)",
         pattern=r"Guard failed: ",
         test=lambda e: not any(name.startswith(("aten.gru", "aten.lstm")) for name in e.operators),
     ),

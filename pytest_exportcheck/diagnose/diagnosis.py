@@ -25,7 +25,7 @@ from .culprits import (
     find_culprits,
     line_of,
 )
-from .ladder import Ladder, climb
+from .ladder import Ladder, Rung, climb
 from .nodes import NodeSearch, first_bad_node
 from .programs import interpret
 from .reproduction import factory_of, reproduce
@@ -276,7 +276,18 @@ def _refine(found: Diagnosis, ladder: Ladder) -> None:
     """Say in the verdict what the nodes showed."""
     nodes = found.nodes
     assert nodes is not None
-    if nodes.kind == "jump" and nodes.first is not None:
+    if nodes.overflow is not None and any(_infinite_in_torch(rung) for rung in ladder.rungs):
+        # Eager itself has no number there: who keeps a wider one is not wrong.
+        first = nodes.first = nodes.overflow
+        nodes.kind, nodes.kernel, nodes.kernel_note = "overflow", None, ""
+        place = f" in {first.module}" if first.module else ""
+        ladder.guilty = "overflow"
+        ladder.what = (
+            f"no step: %{first.name} = {first.operator}{place} leaves the range of {first.dtype} in eager, "
+            f"and not in the step {_first_bad(ladder)}, which rounds otherwise or computes in a wider dtype"
+        )
+        ladder.workaround = "clamp before it, or that layer in float32"
+    elif nodes.kind == "jump" and nodes.first is not None:
         made = f" ({nodes.first.onnx_nodes})" if nodes.first.onnx_nodes else ""
         place = f" in {nodes.first.module}" if nodes.first.module else ""
         ladder.what += f"; first wrong node %{nodes.first.name} = {nodes.first.operator}{made}{place}"
@@ -291,6 +302,14 @@ def _refine(found: Diagnosis, ladder: Ladder) -> None:
         )
         ladder.workaround = "a tolerance for this dtype, or a part of the model in float32"
     found.verdict = ladder.verdict
+
+
+def _infinite_in_torch(rung: Rung) -> bool:
+    return rung.status == "differs" and re.search(r"instead of (-?inf|nan)\b", rung.note) is not None
+
+
+def _first_bad(ladder: Ladder) -> str:
+    return next(rung.name for rung in ladder.rungs if rung.bad)
 
 
 def _chain(error: BaseException) -> str:

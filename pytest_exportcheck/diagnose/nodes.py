@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -97,6 +97,8 @@ class NodeSearch:
         if that is not known; `kernel_note` says why.
     compared, nodes:
         How many values were compared, and how many call nodes the graph has.
+    overflow:
+        The first value that leaves the range of its float16 (bfloat16) dtype in torch, from finite inputs.
     profile:
         Every compared value in the order of the graph.
     note:
@@ -109,6 +111,7 @@ class NodeSearch:
     kernel_note: str = ""
     compared: int = 0
     nodes: int = 0
+    overflow: NodeError | None = None
     profile: list[NodeError] = field(default_factory=list, repr=False)
     note: str = ""
 
@@ -119,24 +122,27 @@ class NodeSearch:
             rest = f" ({self.note})" if self.note else ""
             return [f"first node: none is outside the tolerance, {compared}{rest}"]
         found = [f"first node ({self.kind}): {self.first.text()}"]
-        if self.kind == "drift":
+        if self.kind == "overflow":
+            found.append("  no node is wrong: torch is infinite from there on, the program is not")
+        elif self.kind == "drift":
             found.append("  no node is wrong on its own: rounding errors add up along the graph")
         elif self.kernel is not None or self.kernel_note:
             found.append(f"  {self.kernel_note}")
         found.append(f"  {compared}; error relative to the size of each value along the graph:")
         for entry in self._shown():
             own = f", own {entry.own_error:.1e}" if entry.own_error is not None else ""
-            mark = " <- first" if entry is self.first else ""
+            mark = " <- first" if entry.name == self.first.name else ""
             found.append(f"    {entry.error:.1e}{own}  %{entry.name} {entry.module}{mark}")
         if self.note:
             found.append(f"  {self.note}")
         return found
 
     def _shown(self) -> list[NodeError]:
-        numbers = [entry for entry in self.profile if not entry.reason or entry is self.first]
+        found = self.first.name if self.first is not None else ""
+        numbers = [entry for entry in self.profile if not entry.reason or entry.name == found]
         if len(numbers) <= _PROFILE or self.first is None:
             return numbers[:_PROFILE]
-        at = next(i for i, entry in enumerate(numbers) if entry is self.first)
+        at = next(i for i, entry in enumerate(numbers) if entry.name == found)
         picked = {0, max(at - 1, 0), at, min(at + 1, len(numbers) - 1), len(numbers) - 1}
         picked |= {at * k // 3 for k in (1, 2)} | {at + (len(numbers) - at) * k // 3 for k in (1, 2)}
         return [numbers[index] for index in sorted(index for index in picked if index < len(numbers))]
@@ -150,6 +156,7 @@ class NodeSearch:
             "kernel_note": self.kernel_note,
             "compared": self.compared,
             "nodes": self.nodes,
+            "overflow": self.overflow.to_record() if self.overflow is not None else None,
             "profile": [[entry.name, entry.error, entry.own_error] for entry in self._shown()],
             "note": self.note,
         }
@@ -205,6 +212,10 @@ def first_bad_node(
         if entry is not None:
             search.compared += 1
             search.profile.append(entry)
+            if search.overflow is None and (count := _overflowing(node, reference)):
+                total = reference.values[node.name].numel()
+                reason = f"leaves the range of {entry.dtype} in torch, in {count} of {total}"
+                search.overflow = replace(entry, reason=reason, outside=True)
     wrong = next((entry for entry in search.profile if entry.own_outside), None)
     outside = next((entry for entry in search.profile if entry.outside), None)
     if wrong is not None:
@@ -268,6 +279,27 @@ def _judge(
         not own.ok if own is not None else not result.ok,
         result.reason or (own.reason if own is not None else ""),
     )
+
+
+def _overflowing(node: torch.fx.Node, reference: Interpretation) -> int:
+    """How many elements of torch's value are infinite, and finite when the node is computed in float64."""
+    value = reference.values.get(node.name)
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float16, torch.bfloat16):
+        return 0
+    infinite = torch.isinf(value)
+    if not bool(infinite.any()):
+        return 0
+    maker = _maker(node)
+    kept = {n.name: reference.values.get(n.name) for n in maker.all_input_nodes}
+    floats = {k: v for k, v in kept.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
+    wider = {name: tensor.double() for name, tensor in floats.items()}
+    try:
+        again = reference.again(maker, wider)
+        again = again if maker is node else again[node.args[1]]
+        beyond = torch.isfinite(again) & (again.abs() > torch.finfo(value.dtype).max)
+        return int((infinite & beyond).sum())
+    except Exception:  # an operator that does not take float64: nothing is known of it
+        return 0
 
 
 def _maker(node: torch.fx.Node) -> torch.fx.Node:

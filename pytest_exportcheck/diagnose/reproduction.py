@@ -226,7 +226,7 @@ def _says(candidate: _Candidate, found: Diagnosis) -> dict[str, str]:
         assert found.ladder is not None
         guards = found.ladder.broken
         actual = f"the program refuses sizes that the module takes: {guards[0]}"
-    guilty = found.verdict.removeprefix("guilty: ").partition("; ")[0]
+    guilty = found.verdict.removeprefix("guilty: ").removeprefix("no step: ").partition("; ")[0]
     return {"title": f"{kind} fails to export: {guilty}", "expected": expected, "actual": actual}
 
 
@@ -275,6 +275,12 @@ def _attempt(script: Script, candidate: _Candidate, folder: Path, says: dict[str
     return other
 
 
+#: A line of torch's log, of ONNX Runtime's, or a warning with its place.
+_LOGGED = re.compile(r"[VDIWE]\d{4} [\d:.]+ |\S* ?\d{4}-\d\d-\d\d [\d:.]+ \[|\S+:\d+: \w*Warning: ")
+
+#: So many lines of what a script raised are shown.
+_MOST_LINES = 12
+
 _OTHER_GUARD = "refuses the same sizes, by another guard"
 
 
@@ -292,8 +298,15 @@ def _same(wanted: str, text: str) -> bool:
     return plain(wanted)[:200] in plain(text)
 
 
+def _raised(said: list[str]) -> list[str]:
+    """What a script raised, of all that it wrote: no frames, no warnings and no log of a library."""
+    first = next((at for at, line in enumerate(said) if line.startswith("Traceback")), 0)
+    shown = [line for line in said[first:] if not line.startswith(("  ", "Traceback"))]
+    return [line for line in shown if not _LOGGED.match(line)][-_MOST_LINES:]
+
+
 def _issue(script: Script, says: dict[str, str], said: list[str]) -> str:
-    errors = [line for line in said if not line.startswith(("  ", "Traceback"))][-12:]
+    errors = _raised(said)
     fence = "~~~"
     return "\n".join(
         [

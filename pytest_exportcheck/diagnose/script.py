@@ -18,7 +18,7 @@ from ..exporters.onnx_dynamo import OnnxDynamo
 from ..exporters.torch_export import TorchExport
 from ..pytrees.strides import memory_of
 from .culprits import CaptureForOnnx
-from .script_model import Factory, model_source
+from .script_model import Factory, model_source, only_needed
 from .script_values import CACHE_HELPERS, CannotWriteError, Values, dynamic_axes
 from .subject import Sample, Subject
 
@@ -208,7 +208,7 @@ def write_script(
                 ]
             )
         ),
-        _embedded(source.embedded),
+        "",  # the file of the factory
         "" if recipe.refused else f"ATOL, RTOL, RELATIVE = {', '.join(map(repr, _tolerance(subject)))}",
         _FLAT.strip(),
         CACHE_HELPERS.strip() if example.caches else "",
@@ -220,6 +220,7 @@ def write_script(
         "" if recipe.capture_only else _session(subject, recipe),
         _main(subject, axes, samples, recipe, bool(laid)),
     ]
+    parts[3] = _embedded(source.embedded, set(re.findall(r"\w+", "\n".join(parts[2:]))))
     text = "\n\n\n".join(part for part in parts if part).rstrip() + "\n"
     stored = {name: laid[name][0] if name in laid else tensor for name, tensor in data.items()}
     return Script(text, {name: _saved(tensor) for name, tensor in stored.items()})
@@ -239,13 +240,15 @@ _NAMES = (
 )
 
 
-def _embedded(source: str) -> str:
+def _embedded(source: str, wanted: set[str]) -> str:
+    """What of the file of the factory the names `wanted` of the script need."""
     if not source:
         return ""
+    source = only_needed(source, wanted)
     defined = set(re.findall(r"^(?:def|class|async def)?\s?(\w+)\b", source, re.MULTILINE))
     if clash := defined.intersection(_NAMES):
         raise CannotWriteError(f"the factory's file has the names {', '.join(sorted(clash))} too")
-    return f"# The file of the model's factory.\n\n{source}\n\n\n# What goes wrong with it."
+    return f"# Of the file of the model's factory.\n\n{source}\n\n\n# What goes wrong with it."
 
 
 class _Code(str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import pprint
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping
@@ -16,7 +17,10 @@ import torch
 
 from .script_values import CannotWriteError
 
-__all__ = ["Factory", "ModelSource", "model_source"]
+__all__ = ["Factory", "ModelSource", "model_source", "only_needed"]
+
+#: Where these occur, names of a module may be looked up by their text.
+_BY_TEXT = {"globals", "vars", "exec", "eval", "modules", "__subclasses__"}
 
 
 @dataclass(frozen=True)
@@ -145,3 +149,47 @@ def _split(source: str) -> tuple[tuple[str, ...], str]:
         for at in range(node.lineno - 1, node.end_lineno):
             lines[at] = ""
     return tuple(future), "\n".join(lines).strip("\n")
+
+
+def only_needed(source: str, wanted: set[str]) -> str:
+    """`source` without the functions and classes of its top that neither `wanted` nor the rest of it names.
+
+    Decorated ones stay: a decorator may keep them elsewhere.
+    """
+    body = ast.parse(source).body
+    plain = [
+        node
+        for node in body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.decorator_list
+    ]
+    named = {node: _words(node) for node in body}
+    if any(words & _BY_TEXT for words in named.values()):
+        return source
+    needed = wanted.union(*(words for node, words in named.items() if node not in plain))
+    kept: set[ast.stmt] = set()
+    while found := [node for node in plain if node.name in needed and node not in kept]:
+        kept.update(found)
+        needed = needed.union(*(named[node] for node in found))
+    lines = source.splitlines()
+    for node in plain:
+        if node in kept:
+            continue
+        assert node.end_lineno is not None
+        first = node.lineno - 1
+        while first and lines[first - 1].startswith("#"):
+            first -= 1
+        lines[first : node.end_lineno] = [""] * (node.end_lineno - first)
+    return re.sub(r"\n{4,}", "\n\n\n", "\n".join(lines)).strip("\n")
+
+
+def _words(node: ast.AST) -> set[str]:
+    """Names that are read, and the words of texts: an annotation may be one."""
+    found: set[str] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            found.add(each.id)
+        elif isinstance(each, ast.Attribute):
+            found.add(each.attr)
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str):
+            found.update(re.findall(r"\w+", each.value))
+    return found

@@ -63,6 +63,9 @@ def _role(axis: Axis) -> str:
         if axis.axis == 2 and axis.rank == 4:
             return "source" if "cross_attention_cache" in axis.path else "past"
         return ""
+    if root in _CACHES and axis.axis and axis.rank >= 3 and _PLAIN_CACHE.fullmatch(rest):
+        # Tuples of keys and values: heads and widths do not vary, in whichever order the axes are.
+        return "past"
     if axis.is_batch:
         return "batch"
     if axis.axis == 0 and (
@@ -93,6 +96,11 @@ def _kind(axis: Axis) -> str:
 
 
 _BATCH_FIRST = frozenset({"encoder_outputs", "labels", "hidden_states"})
+
+#: Arguments with a cache, and where keys and values are in one made of lists and tuples. (Behind them in a
+#: layer is what was computed from an encoder.)
+_CACHES = frozenset({"past_key_values", "past_key_value", "past", "layer_past", "cache", "kv_cache"})
+_PLAIN_CACHE = re.compile(r"\d+|\d+\.[01]")
 
 _LENGTHS = ("batch", "seq", "past", "source", "height", "width", "frames")
 
@@ -170,6 +178,12 @@ def _relation(group: _Group, named: Mapping[str, _Group]) -> DimExpr | None:
     return None
 
 
+def _is_sum(group: _Group, groups: Sequence[_Group]) -> bool:
+    named = {str(index): other for index, other in enumerate(groups) if other is not group}
+    relation = _relation(group, named)
+    return relation is not None and len(relation.terms) == 2
+
+
 def _seed(
     axes: Sequence[Axis], declared: Mapping[tuple[str, int], DimExpr]
 ) -> tuple[dict[str, _Group], list[Axis]]:
@@ -225,7 +239,11 @@ def name_axes(
     named: dict[str, _Group] = dict(seeded)
     names = {id(group): name for name, group in seeded.items()}
     primary = [g for g in groups if id(g) in names or any(_role(a) in _LENGTHS for a in g.axes)]
-    for group in [*primary, *(g for g in groups if g not in primary)]:
+    others = [g for g in groups if g not in primary]
+    # What is a sum of two others comes after both, wherever it stands among the arguments.
+    sums = [g for g in others if _is_sum(g, groups)]
+    sums.sort(key=lambda g: sum(g.sizes.values()))
+    for group in [*primary, *(g for g in others if g not in sums), *sums]:
         relation = _relation(group, named) if group not in primary else None
         if relation is None:
             name = names.get(id(group)) or _name(group, set(named))

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import COMPARISON, STAGES, TEST
 from ..plurals import counted
 from .read import CaseKey, Report, case_key, case_name
+from .selection import Filter
 
 __all__ = ["ERROR_BAND", "NODES_BAND", "SIZE_BAND", "TIME_BAND", "Change", "Comparison", "compare"]
 
@@ -84,8 +85,8 @@ class Comparison:
         Cases without any change, and cases that both runs have.
     only_before, only_after:
         Names of cases that one run does not have.
-    left_out:
-        Why the second run is not a whole one; `only_before` is no regression then.
+    not_run:
+        Of `only_before` those that a filter of the second run left out, and which one: no regression.
     """
 
     before: str
@@ -96,7 +97,7 @@ class Comparison:
     compared: int
     only_before: Sequence[str] = ()
     only_after: Sequence[str] = ()
-    left_out: str | None = None
+    not_run: Mapping[str, str] = field(default_factory=dict)
     bands: Mapping[str, float] = field(
         default_factory=lambda: {
             "error": ERROR_BAND,
@@ -124,14 +125,8 @@ class Comparison:
         return next(((name, other) for name, other in pairs if other is not None), None)
 
 
-def compare(before: Report, after: Report, left_out: str | None = None) -> Comparison:
-    """Compare two runs case by case.
-
-    Parameters
-    ----------
-    left_out:
-        Why the run after is known not to be a whole one; then a case that it lacks is not worse.
-    """
+def compare(before: Report, after: Report) -> Comparison:
+    """Compare two runs case by case. A case that a filter of the run after left out is not judged."""
     old, new = before.by_key(), after.by_key()
     changes: list[Change] = []
     unchanged = 0
@@ -139,9 +134,13 @@ def compare(before: Report, after: Report, left_out: str | None = None) -> Compa
         found = list(_changes(key, old[key], new[key]))
         changes += found
         unchanged += not found
-    for key in old.keys() - new.keys() if left_out is None else ():
+    not_run: dict[str, str] = {}
+    left_out = Filter(after.environment)
+    for key in sorted(old.keys() - new.keys(), key=str):
         verdict = old[key]["verdict"]
-        if verdict != "skip":  # nobody looked at that one before either
+        if (why := left_out.why(old[key])) is not None:
+            not_run[case_name(key)] = why
+        elif verdict != "skip":  # nobody looked at that one before either
             text = f"{verdict} -> not in {after.name}: nobody checks it any more"
             changes.append(Change(case_name(key), "verdict", "worse", text, verdict))
     changes.sort(key=lambda change: change.case)
@@ -154,7 +153,7 @@ def compare(before: Report, after: Report, left_out: str | None = None) -> Compa
         len(old.keys() & new.keys()),
         sorted(case_name(key) for key in old.keys() - new.keys()),
         sorted(case_name(key) for key in new.keys() - old.keys()),
-        left_out,
+        not_run,
     )
 
 

@@ -72,9 +72,14 @@ def as_markdown(comparison: Comparison) -> str:
 
 
 def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
-    if comparison.only_before:
-        why = f", not judged: this is no full run: {comparison.left_out}" if comparison.left_out else ""
-        yield f"Only in {comparison.before}{why}", list(comparison.only_before)
+    by_reason: dict[str, list[str]] = {}
+    for name, why in comparison.not_run.items():
+        by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        yield f"Not run in {comparison.after}, neither better nor worse: {why}", names
+    gone = [name for name in comparison.only_before if name not in comparison.not_run]
+    if gone:
+        yield f"Only in {comparison.before}", gone
     if comparison.only_after:
         yield f"Only in {comparison.after}", list(comparison.only_after)
 
@@ -82,6 +87,8 @@ def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
 def _summary(comparison: Comparison) -> str:
     counts = ", ".join(f"{len(comparison.of(effect))} {effect}" for effect in _HEADINGS)
     bands = ", ".join(f"{name} {band:g}x" for name, band in comparison.bands.items())
-    gone = f", {len(comparison.only_before)} gone" if comparison.only_before else ""
+    filtered = len(comparison.not_run)
+    lost = len(comparison.only_before) - filtered
+    gone = "".join(f", {count} {what}" for count, what in ((lost, "gone"), (filtered, "not run")) if count)
     same = f"{counted(comparison.unchanged, 'case')} unchanged"
     return f"changes: {counts}, {same}{gone} (noise bands: {bands})"

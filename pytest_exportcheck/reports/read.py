@@ -12,6 +12,7 @@ from typing import Any
 from .json_report import SCHEMA
 from .matrix import worst_verdict
 from .record import sort_key
+from .selection import merged_selection
 
 __all__ = ["CaseKey", "Report", "ReportError", "case_key", "case_name", "merge", "read_report"]
 
@@ -174,6 +175,7 @@ def merge(reports: Sequence[Report]) -> tuple[dict[str, Any], list[str]]:
             for name in ("gpus", "seeds")
         },
         "left_out": _left_out(reports),
+        "selection": merged_selection([report.environment for report in reports]),
         "shards": [dict(report.environment) for report in reports],
     }
     return {"schema": SCHEMA, "environment": facts, "cases": cases}, notes

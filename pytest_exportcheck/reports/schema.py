@@ -244,6 +244,26 @@ class Record(_Open):
     ] = None
 
 
+class CaseIdentity(_Open):
+    """What tells a case from every other one."""
+
+    spec: Annotated[str, Field(description="Path from the root directory of pytest.")]
+    exporter: Annotated[str | None, Field(description="null: the shapes check of the spec.")]
+    patch_mode: Annotated[str | None, Field(description="null: the shapes check of the spec.")]
+    device: Annotated[str, Field(description="cpu or cuda.")]
+    dtype: Annotated[str, Field(description="Of the model.")]
+    graph: Annotated[str | None, Field(description="Group of calls; null: one graph serves all.")]
+
+
+class Selection(_Open):
+    """What the run was asked for; a case that it lacks and that no filter left out is gone."""
+
+    paths: Annotated[list[str], Field(description="Paths and node ids, from the root directory of pytest.")]
+    options: Annotated[list[str], Field(description="Options that narrow the paths: -k, --exporter, ...")]
+    deselected: Annotated[list[CaseIdentity], Field(description="Cases that were collected and not run.")]
+    unfinished: Annotated[str | None, Field(description="Why the run ended early.")]
+
+
 class Environment(_Open):
     """What the verdicts depend on, once for the whole run."""
 
@@ -262,6 +282,9 @@ class Environment(_Open):
     seconds: Annotated[float, Field(ge=0, description="From the start to the report.")]
     exit_status: Annotated[int, Field(description="Of pytest, before a baseline was looked at.")]
     left_out: Annotated[str | None, Field(description="Why cases may be missing; null: every one ran.")]
+    selection: Annotated[
+        Selection | None, Field(description="What was asked for; null: nobody knows of all shards.")
+    ] = None
     shards: Annotated[list[dict[str, Any]], Field(description="Merged reports: their environments.")] = []
 
 

@@ -127,7 +127,7 @@ class Report:
 
     def error(self) -> SpecError:
         """The exception that tells all of them."""
-        return SpecError(self.sorted())
+        return SpecError(self.sorted(), self.document)
 
 
 class _Stop(Exception):

@@ -13,25 +13,33 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import Problem
-from .model import ModelSpec
 from .names import choices
-from .nodes import NodePath, Report
+from .nodes import Document, NodePath, Report
 from .tensors import By, FromFile, TensorSyntaxError, looks_like_tensor, parse_tensor
 from .values import REF
 
 __all__ = ["missing_reference", "reference_problems"]
 
 
-def reference_problems(spec: ModelSpec) -> list[Problem]:
-    """What `spec` refers to and is not there, each at its place in the file."""
-    report = Report(spec.relative, spec.document)
-    for where, ref in _references(spec.document.data):
-        problem = missing_reference(ref, spec.folder)
+def reference_problems(document: Document, folder: Path, shown: str) -> list[Problem]:
+    """What a spec refers to and is not there, each at its place in the file.
+
+    Parameters
+    ----------
+    document:
+        What the file says; it need not be a valid spec.
+    folder, shown:
+        Of the file, and how messages name it.
+    """
+    report = Report(shown, document)
+    data = _mapping(document.data)
+    for where, ref in _references(data):
+        problem = missing_reference(ref, folder)
         if problem is not None:
             report.value(where, problem)
-    for where, file in _data_files(spec.document.data):
-        if not (spec.folder / file).exists():
-            report.value(where, f"there is no {file} next to the spec{_near(spec.folder / file)}")
+    for where, file in _data_files(data):
+        if not (folder / file).exists():
+            report.value(where, f"there is no {file} next to the spec{_near(folder / file)}")
     return report.sorted()
 
 

@@ -61,6 +61,55 @@ def test_show(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "    x: float32[x_dim_0, 4]" in lines
 
 
+def test_show_a_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = {
+        "spec": "specs/net.yaml",
+        "patch_mode": "none",
+        "device": "cpu",
+        "dtype": "float32",
+        "graph": None,
+    }
+    cases = [
+        {**same, "exporter": "onnx-dynamo", "verdict": "fail compare", "message": "1 of 2 outputs\nmore"},
+        {**same, "exporter": "torch-export", "verdict": "pass"},
+        {**same, "exporter": None, "patch_mode": None, "verdict": "pass"},
+    ]
+    environment = {"packages": {}, "started": "2026-01-02T03:04:05+00:00", "left_out": "-k"}
+    report = {"schema": 1, "environment": environment, "cases": cases}
+    (folder / "report.json").write_text(json.dumps(report))
+    assert main(["show", "./gone/../report.json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "report.json: 3 records of 2026-01-02T03:04:05+00:00; not a full run: -k"
+    assert ["net", "pass", "FAIL", "compare", "pass"] in [line.split() for line in lines]
+    assert lines[-4:] == [
+        "2 cases: 1 pass, 1 FAIL",
+        "1 shapes check: 1 pass",
+        "specs/net.yaml [cpu-float32-onnx-dynamo-none]: fail compare: 1 of 2 outputs",
+        "every case in detail: exportcheck html report.json -o report.html",
+    ]
+    assert main(["show", "report.json", "--cases"]) == 2
+    assert "report.json is a report: --device" in capsys.readouterr().err
+    (folder / "report.json").write_text("{}")
+    assert main(["show", "report.json"]) == 2
+    assert "it has no list of cases (show takes a spec, or a report)" in capsys.readouterr().err
+
+
+def test_paths_are_named_without_detours(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "other").mkdir()
+    assert main(["show", "./other/../net.yaml", "--cases"]) == 0
+    assert capsys.readouterr().out.startswith("net.yaml: ")
+    assert main(["lint", "./other/../gone.yaml"]) == 1
+    assert capsys.readouterr().out.startswith("gone.yaml:1:1: ")
+    assert main(["merge", "other/../gone.json", "-o", "all.json"]) == 2
+    assert capsys.readouterr().err == "exportcheck: gone.json: No such file or directory\n"
+    # Behind a link .. is another folder.
+    (folder / "deep" / "er").mkdir(parents=True)
+    (folder / "deep" / "spec.yaml").write_text(SPEC)
+    (folder / "link").symlink_to("deep/er")
+    assert main(["lint", "link/../spec.yaml"]) == 1
+    assert "deep/spec.yaml:" in capsys.readouterr().out
+
+
 def test_show_the_cases_only(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     def never(*args: Any) -> None:
         raise LoadError("a model was built")

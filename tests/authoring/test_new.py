@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pytest_exportcheck.authoring.bulk import draft_all, file_name, summary
 from pytest_exportcheck.authoring.calls import Unknown
@@ -176,3 +177,117 @@ def test_names_of_files() -> None:
         "build.yaml",
         "build.yaml",
     ]
+
+
+NETS = """
+import torch
+from torch import Tensor, nn
+
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Embedding(50, 16), nn.Linear(16, 5)
+    def forward(self, input_ids, attention_mask=None):
+        x = self.out(self.embed(input_ids))
+        return x if attention_mask is None else x * attention_mask[..., None]
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item, self.out = nn.Embedding(30, 8), nn.Embedding(12, 8), nn.Linear(14, 1)
+    def forward(self, user_ids: Tensor, item_ids: Tensor, features: Tensor, scale: float):
+        return self.out(torch.cat([self.user(user_ids) * self.item(item_ids), features], -1)) * scale
+
+class Digits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(1, 6, 5), nn.Linear(6 * 12 * 12, 10)
+    def forward(self, x):
+        return self.out(torch.max_pool2d(self.conv(x / 255), 2).flatten(1))
+
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(65, 8), nn.Embedding(8, 8)
+    def forward(self, idx, targets=None):
+        return self.tokens(idx) + self.places(torch.arange(idx.shape[1]))
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out, self.rnn = nn.Linear(6, 6), nn.GRU(6, 4)
+    def forward(self, x, mask: torch.BoolTensor):
+        return self.rnn(self.out(x))[0].masked_fill(mask.mT[..., None], 0.0)
+
+class Timed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.time = nn.Conv2d(4, 4, 3), nn.Linear(1, 4)
+    def forward(self, sample, timestep):
+        return self.conv(sample) + self.time(timestep[:, None])[:, :, None, None]
+
+class Mapped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(10, 4)
+    def forward(self, batch: dict[str, Tensor]):
+        return self.out(batch["x"])
+
+class Never(Mapped):
+    def forward(self, x):
+        raise ValueError("not today")
+"""
+
+
+def drafted(tmp_path: Path, name: str) -> Draft:
+    (tmp_path / "nets.py").write_text(NETS)
+    return draft(f"{tmp_path / 'nets.py'}:{name}", tmp_path / "spec.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("Tagger", {"input_ids": "int64[2, 9] in 3..50", "attention_mask": "int64[2, 9] padded right 2"}),
+        (
+            "Two",
+            {
+                "user_ids": "int64[2, 9] < 30",
+                "item_ids": "int64[2, 9] < 12",
+                "features": "float32[2, 9, 6]",
+                "scale": 0.5,
+            },
+        ),
+        ("Digits", {"x": "float32[2, 1, 28, 28]"}),
+        ("Text", {"idx": "int64[2, 4] < 65"}),
+        ("Recurrent", {"x": "float32[9, 2, 6]", "mask": "bool[2, 9] = true"}),
+        ("Timed", {"sample": "float32[2, 4, 32, 48]", "timestep": "float32[2]"}),
+    ],
+)
+def test_calls_of_a_factory_by_its_layers(tmp_path: Path, name: str, first: dict[str, object]) -> None:
+    made = drafted(tmp_path, name)
+    assert made.observed, made.problems
+    assert made.text is not None
+    calls = yaml.safe_load(made.text)["observe"]["calls"]
+    assert calls[0]["forward"] == first
+    assert calls[1]["forward"].keys() == first.keys()
+    assert calls[1] != calls[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "argument"),
+    [
+        ("Mapped", "nothing is known of the arguments of forward: batch", "batch: float32[2, 4]"),
+        (
+            "Never",
+            "forward takes none of the calls that were tried: ValueError: not today",
+            "x: float32[2, 10]",
+        ),
+    ],
+)
+def test_a_factory_whose_calls_are_not_found(tmp_path: Path, name: str, problem: str, argument: str) -> None:
+    made = drafted(tmp_path, name)
+    assert not made.observed
+    assert made.problems[0].endswith(problem)
+    assert made.text is not None
+    assert made.text.startswith(f"# {problem}.\n")
+    assert argument in made.text

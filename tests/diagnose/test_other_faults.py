@@ -10,7 +10,8 @@ import torch
 from onnxscript import opset18 as op
 from torch.utils import _pytree
 
-from pytest_exportcheck.checks.compare import Tolerances
+from pytest_exportcheck.checks.compare import Tolerances, compare_leaf
+from pytest_exportcheck.diagnose.rungs import Ladder, rung_of
 
 from .helpers import Raises, Wrap, corrupted_runtime
 from .test_faults import ROWS, WIDE, decode, explain, tiny_llama
@@ -478,6 +479,54 @@ def test_an_overflow_in_float16() -> None:
     assert guilty(found) == "conversion"
     assert first(found).operator == "aten.tanh.default"
     assert first(found).module.startswith("tanh")
+
+
+def test_an_overflow_of_eager_alone_is_no_fault_of_a_kernel() -> None:
+    """onnxruntime has no float16 product on the CPU: it computes in float32 up to the division."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = torch.nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.lin(x) * 1000.0
+            # Infinite by intent, and no overflow.
+            blocked = torch.where(x[..., :1] > 1e4, -torch.inf, 0.0).to(h.dtype)
+            return (h @ h.mT) / 1e4 + blocked
+
+    calls = [((torch.randn(2, n, 64).half(),), {}) for n in (5, 4)]
+    found = explain(Net().half(), calls)
+    assert guilty(found) == "overflow"
+    assert first(found).operator == "aten.matmul.default"
+    assert "leaves the range of float16 in torch, in " in first(found).reason
+    assert "kernel" not in found.verdict
+    assert "leaves the range of float16 in eager, and not in the step conversion" in found.verdict
+    assert not any("kernel is wrong" in line for line in found.lines())
+
+
+@pytest.mark.parametrize(
+    ("got", "note"),
+    [
+        (torch.full((2, 3), torch.nan), "y: nan instead of 1 in 6 of 6"),
+        (torch.ones(2, 3, dtype=torch.float64), "y: dtype float64 instead of float32"),
+        (torch.ones(3, 2), "y: shape 3x2 instead of 2x3"),
+    ],
+)
+def test_a_step_that_differs_by_no_number_shows_none(got: torch.Tensor, note: str) -> None:
+    same, other = (
+        compare_leaf("x", WIDE_ONES, WIDE_ONES, Tolerances()),
+        compare_leaf("y", torch.ones(2, 3), got, Tolerances()),
+    )
+    rung = rung_of("conversion", [same, other], 0.1)
+    assert (rung.status, rung.max_abs, rung.max_rel, rung.note) == ("differs", None, None, note)
+    (row,) = (line for line in Ladder(rungs=[rung]).lines() if "conversion" in line)
+    assert row.split() == ["conversion", "differs", *note.split()]
+    off = compare_leaf("y", torch.ones(2, 3), torch.ones(2, 3) * 1.5, Tolerances())
+    assert rung_of("conversion", [same, off], 0.1).max_abs == 0.5
+
+
+WIDE_ONES = torch.ones(4)
 
 
 def test_an_operator_of_several_outputs_is_named_and_not_what_takes_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from engine.helpers import make_run
 
 from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.diagnose import diagnose_case
-from pytest_exportcheck.diagnose.script_model import Factory, model_source
+from pytest_exportcheck.diagnose.reproduction import _raised
+from pytest_exportcheck.diagnose.script_model import Factory, model_source, only_needed
 from pytest_exportcheck.diagnose.script_values import CannotWriteError, Values
 from pytest_exportcheck.errors import ExportCheckError
 from pytest_exportcheck.pipeline import SpecRun, run_case
@@ -114,6 +116,93 @@ def test_a_refused_module_of_a_users_factory(tmp_path: Path) -> None:
     assert f"torch {torch.__version__}" in issue
     assert "return self.lin(x) * scale if x.sum() > 0 else x" in issue
     assert "GuardOnDataDependentSymNode" in issue
+    # Of the file what the model needs; of what the script wrote what it raised.
+    assert "class Part" in text
+    assert "def calls()" not in text
+    assert "def build_model()" in text
+    shown = issue.partition("~~~text\n")[2].partition("~~~")[0]
+    assert shown
+    assert not [line for line in shown.splitlines() if "torchvision" in line or "Warning" in line]
+
+
+SOURCE = """import torch
+from torch import nn
+
+WIDTH = size()
+
+
+def size():
+    return 4
+
+
+# About the unused one.
+class Unused(nn.Module):
+    pass
+
+
+@register
+class Kept(nn.Module):
+    pass
+
+
+class Part(nn.Module):
+    other: "Later"
+
+    def forward(self, x):
+        return helper(x)
+
+
+def helper(x): return x
+
+
+def unused(): return Unused()
+
+
+class Later:
+    pass
+
+
+def build(): return Part()
+"""
+
+
+def test_what_a_factory_needs_of_its_file() -> None:
+    left = only_needed(SOURCE, {"build"})
+    for name in (
+        "WIDTH = size()",
+        "def size",
+        "@register",
+        "class Kept",
+        "class Part",
+        "def helper",
+        "class Later",
+    ):
+        assert name in left
+    assert "nused" not in left
+    ast.parse(left)
+    # Whoever looks names up by their text may need any.
+    assert only_needed(SOURCE + "x = globals()\n", {"build"}) == SOURCE + "x = globals()\n"
+
+
+def test_of_what_a_script_wrote_only_what_it_raised() -> None:
+    said = [
+        "W1128 19:32:35.110000 5086 torch/onnx/_r.py:107] torchvision is not installed. Skipping x",
+        "/lib/copyreg.py:105: FutureWarning: `isinstance(treespec, LeafSpec)` is deprecated",
+        "Traceback (most recent call last):",
+        '  File "repro.py", line 3, in <module>',
+        "ValueError: inner",
+        "The above exception was the direct cause of the following exception:",
+        "Traceback (most recent call last):",
+        '  File "repro.py", line 4, in <module>',
+        "AssertionError: output 0 differs from eager",
+        "2026-11-28 19:32:35.1 [W:onnxruntime:, x.cc:1 Y] at the end",
+    ]
+    assert _raised(said) == [
+        "ValueError: inner",
+        "The above exception was the direct cause of the following exception:",
+        "AssertionError: output 0 differs from eager",
+    ]
+    assert _raised(["the script was killed"]) == ["the script was killed"]
 
 
 def test_wrong_numbers_of_a_conversion(tmp_path: Path) -> None:

@@ -458,3 +458,26 @@ def test_a_mask_that_the_spec_compares_by_goes_with_its_output(tmp_path: Path, e
     stage, error, record = verdict(run, exporter)
     assert stage == "pass", error
     assert any("attention_mask does not fit" in line for line in record["resize"]["relations"])
+
+
+@pytest.mark.parametrize(
+    ("name", "past"), [("past_key_values", "past"), ("kv_cache", "past"), ("states", "states_0_0_dim_2")]
+)
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_mask_of_what_a_plain_list_of_keys_and_values_holds(name: str, past: str, flat: bool) -> None:
+    """The mask stands before the cache, and is a sum of what comes after it."""
+    scope: dict[str, Any] = {}
+    exec(f"def model(input_ids, attention_mask, {name}): return input_ids", scope)
+    calls = []
+    for batch, seq, length in ((2, 3, 4), (3, 5, 6), (2, 1, 9)):
+        pair = (torch.ones(batch, 2, length, 8), torch.ones(batch, 2, length, 8))
+        cache: Any = [*pair, *pair] if flat else [pair, pair]
+        tokens = torch.ones(batch, seq, dtype=torch.int64)
+        calls.append(((tokens, torch.ones(batch, seq + length), cache), {}))
+    shapes, _ = infer(scope["model"], *calls)
+    past = past.replace("_0_0_", "_0_") if flat else past
+    first = f"{name}.0" if flat else f"{name}.0.0"
+    assert str(shapes.leaves[first]) == f"float32[batch, 2, {past}, 8]"
+    both = "past + seq" if past == "past" else f"seq + {past}"
+    assert str(shapes.leaves["attention_mask"]) == f"float32[batch, {both}]"
+    assert not shapes.thin

@@ -339,8 +339,20 @@ def test_a_guard_of_an_exported_program_on_a_dynamic_axis_is_a_failure(tmp_path:
         stage, error, _ = verdict(make_run(tmp_path, DOUBLED), exporter)
         assert stage == "resize"
         assert "the ExportedProgram fails on sizes x_dim_0=4, x_dim_1=33, which eager accepts" in str(error)
+        offered = "which there are: resize: {x_dim_0: [3, 9], x_dim_1: [3, 19]} ("
+        assert f"if nobody gives such sizes, say in net.yaml {offered}" in "\n".join(error.details)
         assert "Guard failed" in str(error)
         assert "x_dim_1 > 32 (" in str(error)
+
+
+def test_the_sizes_that_a_refusal_offers_to_list_are_right(tmp_path: Path) -> None:
+    _, error, _ = verdict(make_run(tmp_path, DOUBLED), "torch-export")
+    (line,) = (line for line in error.details if line.startswith("if nobody gives such sizes"))
+    listed = line.partition("resize: ")[2].partition("}")[0] + "}"
+    assert verdict(make_run(tmp_path, DOUBLED, f"resize: {listed}"), "torch-export")[:2] == ("pass", None)
+    # Wrong numbers go unnoticed: nobody is told how not to see them.
+    _, error, _ = verdict(make_run(tmp_path, DOUBLED), "onnx-dynamo")
+    assert not [line for line in error.details if "nobody gives" in line]
 
 
 def test_a_branch_whose_other_side_eager_refuses_is_no_failure(tmp_path: Path) -> None:

@@ -75,6 +75,42 @@ def test_lint_looks_up_what_a_spec_refers_to(project, monkeypatch, capsys):
     assert "specs/a.yaml:3:12: there is no file model.py next to the spec (did you mean 'models.py'?)" in out
 
 
+def test_lint_tells_what_is_missing_with_everything_else(project, monkeypatch, capsys):
+    monkeypatch.chdir(project.pytester.path)
+    (project.pytester.path / "specs").mkdir(exist_ok=True)
+    (project.pytester.path / "specs" / "a.yaml").write_text(
+        """exportcheck: 1
+model: {factory: "gone.py:build", seeds: 3}
+observe:
+  calls:
+    - forward: {x: "float32[2, 4", y: "float32[2] from gone.npz:y"}
+    - forward: {x: "float32[2, 4] by made.py:image"}
+matrix: {exporters: [torch-export], patch_modes: ["mine.py:mode"]}
+expect: 7
+model: {}
+"""
+    )
+    assert main(["lint", "specs"]) == 1
+    out = capsys.readouterr().out
+    places = [line.split(": ")[0].split(":")[1:] for line in out.splitlines()]
+    assert [int(line) for line, _ in places] == sorted(int(line) for line, _ in places)
+    for expected in (
+        "a.yaml:2:18: there is no file gone.py next to the spec",
+        "a.yaml:2:35: unknown key 'seeds'",
+        "a.yaml:5:",
+        "there is no gone.npz next to the spec",
+        ": there is no file made.py next to the spec",
+        ": there is no file mine.py next to the spec",
+        "a.yaml:8:9: expected a list",
+        "a.yaml:9:1: duplicate key 'model'",
+    ):
+        assert expected in out
+    # A file that is no YAML has nothing else to be told.
+    (project.pytester.path / "specs" / "a.yaml").write_text("exportcheck: 1\nmodel: {factory: 'gone.py:x'\n")
+    assert main(["lint", "specs"]) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 def test_lint_of_a_folder_without_specs(project, monkeypatch, capsys):
     monkeypatch.chdir(project.pytester.path)
     (project.pytester.path / "empty").mkdir()

@@ -37,6 +37,44 @@ def test_a_model_that_cannot_be_observed_has_no_missing_golden(project):
     result.stdout.fnmatch_lines(["3 cases: *   shapes: 1 missing, 2 FAIL"])
 
 
+def test_several_missing_goldens_come_after_what_fails_and_have_one_command(any_project):
+    any_project.spec("a", accepted=False)
+    any_project.spec("b", kwargs={"do": {"torch-export": "export"}})
+    any_project.spec("c", accepted=False)
+    result = any_project.run()
+    result.stdout.fnmatch_lines(
+        [
+            "specs/b.yaml:*: ExportError",
+            "E   stage shapes: no accepted shapes: specs/__shapes__/a.yaml is missing",
+            "E   stage shapes: no accepted shapes: specs/__shapes__/c.yaml is missing",
+            "FAILED specs/b.yaml*",
+            "FAILED specs/a.yaml*",
+            "FAILED specs/c.yaml*",
+            "exportcheck: 2 specs without accepted shapes; read them above, then accept them all: "
+            "pytest --exportcheck specs --update-shapes -k test_dynamic_shapes",
+            "*3 failed, 3 passed*",
+        ]
+    )
+    assert any_project.run("--update-shapes", "-k", "test_dynamic_shapes").ret == 0
+    assert shapes_folder(any_project) == ["a.yaml", "b.yaml", "c.yaml"]
+    any_project.run().stdout.no_fnmatch_line("*accept them all*")
+
+
+def test_the_one_command_accepts_no_shapes_that_changed(project):
+    for name in ("a", "c"):
+        project.spec(name, accepted=False)
+    project.spec("changed")
+    project.golden("changed", "old\n")
+    # Broken: there is nothing to accept.
+    project.spec("d", kwargs={"load": "observe"}, accepted=False)
+    project.run().stdout.fnmatch_lines(
+        ["*accept them all: pytest --exportcheck specs/a.yaml specs/c.yaml --update-shapes -k *"]
+    )
+    project.run("-k", "a or c").stdout.fnmatch_lines(["*: pytest --exportcheck specs/a.yaml specs/c.yaml *"])
+    project.run("-k", "a.yaml").stdout.no_fnmatch_line("*accept them all*")
+    project.run("-qq").stdout.no_fnmatch_line("*accept them all*")
+
+
 def test_update_writes_what_changed_and_says_so(any_project):
     any_project.spec("new", accepted=False)
     any_project.spec("same")

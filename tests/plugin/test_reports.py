@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 import time
+from collections import Counter
 from xml.etree import ElementTree
 
 import jsonschema
@@ -16,6 +17,8 @@ import pytest
 
 # Kept in this process, as in conftest.py: numpy below matplotlib loads once.
 import pytest_exportcheck.reports.html.page  # noqa: F401
+from pytest_exportcheck.reports.compare import compare
+from pytest_exportcheck.reports.read import read_report
 from pytest_exportcheck.reports.schema import Record, schema
 
 from .conftest import Project
@@ -246,14 +249,61 @@ def test_what_a_full_run_does_not_check_any_more_is_worse_and_of_a_partial_run_n
     assert result.ret == 0
     result = project.run("--baseline=base.json", "-k", "a.yaml")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["Only in *base.json, not judged: this is no full run: -k (2):"])
+    result.stdout.fnmatch_lines(
+        ["Not run in this run, neither better nor worse: deselected by -k a.yaml (2):", "*2 not run *"]
+    )
     (project.pytester.path / "specs" / "b.yaml").unlink()
-    for options in ((), ("-x",)):
+    for options in ((), ("-x",), ("-k", "a.yaml")):
         result = project.run("--baseline=base.json", *options)
         assert result.ret == 1
         result.stdout.fnmatch_lines(
             ["Got worse (2):", "*b.yaml*", "*pass -> not in this run: nobody checks*"]
         )
+
+
+def test_what_a_run_was_told_to_leave_out_is_in_its_report_and_is_not_worse(any_project):
+    exporters = ("torch-export", "onnx-dynamo")
+    for name in ("a", "b"):
+        any_project.spec(name, exporters=exporters)
+    root = any_project.pytester.path
+
+    def run(name, *options):
+        any_project.run(f"--exportcheck-report={name}.json", *options)
+        environment = json.loads((root / f"{name}.json").read_text())["environment"]
+        return environment["selection"]
+
+    def compared(name, expected):
+        found = compare(read_report(root / "before.json"), read_report(root / f"{name}.json"))
+        assert (found.worse, len(found.only_before)) == (False, sum(expected.values()))
+        assert Counter(found.not_run.values()) == expected
+
+    everything = {"paths": ["specs"], "options": [], "deselected": [], "unfinished": None}
+    assert run("before") == everything
+    onnx = run("onnx", "--exporter=onnx-dynamo")
+    assert onnx == {
+        **everything,
+        "options": ["--exporter onnx-dynamo"],
+        "deselected": [
+            {
+                "spec": f"specs/{name}.yaml",
+                "exporter": "torch-export",
+                "patch_mode": "none",
+                "device": "cpu",
+                "dtype": "float32",
+                "graph": None,
+            }
+            for name in ("a", "b")
+        ],
+    }
+    compared("onnx", {"deselected by --exporter onnx-dynamo": 2})
+    (root / "specs" / "b.yaml").unlink()
+    run("onnx", "--exporter=onnx-dynamo")
+    found = compare(read_report(root / "before.json"), read_report(root / "onnx.json"))
+    assert [change.case for change in found.of("worse")] == [
+        "specs/b.yaml [cpu-float32-onnx-dynamo-none]",
+        "specs/b.yaml [cpu-float32-shapes]",
+        "specs/b.yaml [cpu-float32-torch-export-none]",
+    ]
 
 
 def test_a_baseline_of_another_root_directory_compares_nothing_and_says_so(project):

@@ -178,6 +178,70 @@ def test_two_equal_runs():
     assert "nothing got worse" in as_markdown(found)
 
 
+def selected(*paths, options=(), deselected=(), unfinished=None):
+    cases = [record(spec, exporter) for spec, exporter in deselected]
+    return {
+        "selection": {
+            "paths": list(paths),
+            "options": list(options),
+            "deselected": [{name: case[name] for name in CASE} for case in cases],
+            "unfinished": unfinished,
+        }
+    }
+
+
+CASE = ("spec", "exporter", "patch_mode", "device", "dtype", "graph")
+
+
+@pytest.mark.parametrize(
+    ("environment", "why"),
+    [
+        (selected("."), None),
+        (selected("specs"), None),
+        (selected("specs", options=["-k c"]), None),
+        (selected("specs", deselected=[("c", "onnx-dynamo")]), None),
+        (selected("spec"), "not among spec"),
+        (selected("specs/b.yaml", "tests"), "not among specs/b.yaml, tests"),
+        (selected("specs/a.yaml::test_export[x]"), "not among specs/a.yaml::test_export[x]"),
+        (selected("specs", options=["--lf"]), "--lf"),
+        (selected("specs", unfinished="interrupted"), "interrupted"),
+        (
+            selected("specs", options=["-k c"], deselected=[("a", "onnx-dynamo")]),
+            "deselected by -k c",
+        ),
+        # Reports of an earlier version.
+        ({"left_out": None}, None),
+        ({"left_out": "-k"}, "-k"),
+    ],
+)
+def test_a_case_that_is_gone_was_left_out_or_is_lost(environment, why):
+    after = Report("after.json", environment, [record("b", "onnx-dynamo")])
+    found = compare(report(record("a", "onnx-dynamo"), record("b", "onnx-dynamo")), after)
+    assert found.worse is (why is None)
+    assert list(found.not_run.values()) == ([why] if why else [])
+    heading = f"Not run in after.json, neither better nor worse: {why} (1):"
+    assert (heading in as_text(found)) is (why is not None)
+    assert ("Only in before.json (1):" in as_text(found)) is (why is None)
+    assert ("1 not run" in as_text(found), "1 gone" in as_text(found)) == (why is not None, why is None)
+
+
+def test_of_merged_shards_a_case_is_left_out_where_all_were_told_so():
+    before = report(*(record(name, "onnx-dynamo") for name in "abc"))
+
+    def gone(*environments):
+        shards = [Report(f"{at}.json", facts, []) for at, facts in enumerate(environments)]
+        data, _ = merge(shards)
+        return sorted(compare(before, Report("all.json", data["environment"], [])).not_run)
+
+    others = [[("b", "onnx-dynamo"), ("c", "onnx-dynamo")], [("a", "onnx-dynamo"), ("c", "onnx-dynamo")]]
+    # The third shard, which should have run c, is missing.
+    assert gone(*(selected("specs", deselected=each) for each in others)) == []
+    options = ["-k 'not c'"]
+    filtered = [selected("specs", options=options, deselected=each) for each in others]
+    assert gone(*filtered) == ["specs/c.yaml [cpu-float32-onnx-dynamo-none]"]
+    assert gone(filtered[0], {"left_out": None}) == []
+
+
 def test_merge_is_a_union_that_keeps_the_worse_verdict_and_says_so():
     one = report(record("a", "onnx-dynamo"), record("b", "onnx-dynamo"), name="1.json", torch="2.13.0")
     two = report(

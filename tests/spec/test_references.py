@@ -58,7 +58,8 @@ def problems(tmp_path):
     def problems(factory="nets.py:Net", calls=CALLS, more=""):
         path = tmp_path / "a.yaml"
         path.write_text(SPEC % (factory, calls, more))
-        return [str(problem) for problem in reference_problems(load_spec(path, tmp_path))]
+        document = load_spec(path, tmp_path).document
+        return [str(problem) for problem in reference_problems(document, tmp_path, "a.yaml")]
 
     return problems
 
