@@ -4,7 +4,8 @@
 
 The shipped specs, or those that are named, with the exporters torch-export and onnx-dynamo under the modes
 none, hf and transformers, in float32 on the CPU. Every row is a process of its own; its CPU seconds are those
-of all its children; other plugins that are installed are left out. Failures are counted and not confirmed in another process: a script does not either.
+of all its children; other plugins of pytest that are installed are left out. Failures are counted and not
+confirmed in another process: a script does not either.
 
 ours          ``pytest --exportcheck -n 0``
 ours-unshared the same with ``--no-share``
