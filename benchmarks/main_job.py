@@ -4,7 +4,8 @@
 
 The shipped specs, or those that are named, with the exporters torch-export and onnx-dynamo under the modes
 none, hf and transformers, in float32 on the CPU. Every row is a process of its own; its CPU seconds are those
-of all its children. Failures are counted and not confirmed in another process: a script does not either.
+of all its children; other plugins of pytest that are installed are left out. Failures are counted and not
+confirmed in another process: a script does not either.
 
 ours          ``pytest --exportcheck -n 0``
 ours-unshared the same with ``--no-share``
@@ -42,7 +43,8 @@ MODES = ("none", "hf", "transformers")
 ROWS = ("ours", "ours-unshared", "ours-first", "ours-cached", "ours-n2", "script", "limit", "transformers")
 #: Rows that the others are ratios of.
 BASES = ("script", "limit", "ours", "ours-first")
-PYTEST = ("--exportcheck", "-q", "-p", "no:cacheprovider", "--no-confirm")
+PLUGINS = ("-p", "xdist.plugin", "-p", "pytest_exportcheck.plugin")
+PYTEST = (*PLUGINS, "--exportcheck", "-q", "-p", "no:cacheprovider", "--no-confirm")
 
 
 def prepare(folder: Path, names: list[str]) -> list[Path]:
@@ -70,7 +72,8 @@ def prepare(folder: Path, names: list[str]) -> list[Path]:
 def measured(command: list[str], folder: Path) -> dict[str, Any]:
     """CPU and wall seconds of a command and of all its children, and its last line."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     lines = [line for line in done.stdout.splitlines() if line.strip()]

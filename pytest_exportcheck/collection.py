@@ -92,7 +92,7 @@ class SpecFile(pytest.Module):
         spec = self.spec
         module = ModuleType(spec.name, f"The export checks of {spec.relative}.")
         module.__file__ = str(self.path)
-        line = spec.location("model")[0]
+        line = spec.line("model")
         for test in suite.BUILTIN_TESTS:
             code = test.__code__.replace(co_filename=str(self.path), co_firstlineno=line)
             setattr(module, test.__name__, FunctionType(code, vars(suite), test.__name__))

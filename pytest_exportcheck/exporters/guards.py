@@ -177,6 +177,7 @@ _NOT_THE_MODEL = tuple(
 _STANDARD_LIBRARY = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 
 
+@functools.cache
 def _is_models(filename: str) -> bool:
     path = os.path.realpath(filename)
     if filename.startswith("<") or path.startswith(_NOT_THE_MODEL):
@@ -199,16 +200,20 @@ def place_in_model(filename: str, line: int) -> str:
     return _place_text(filename, line) if _is_models(filename) else ""
 
 
+@functools.cache
+def _is_an_exporter(filename: str) -> bool:
+    return os.path.realpath(filename).startswith(os.path.realpath(os.path.dirname(__file__)) + os.sep)
+
+
 def _place(frame: FrameType | None) -> str:
     """The innermost line of the model's code that runs; ``""`` if there is none."""
     # In strict mode dynamo reads the bytecode: the frames are its own.
     for entry in reversed(TracingContext.extract_stack()):
         if _is_models(entry.filename):
             return _place_text(entry.filename, entry.lineno or 0)
-    own = os.path.realpath(os.path.dirname(__file__)) + os.sep
     while frame is not None:
         filename = frame.f_code.co_filename
-        if os.path.realpath(filename).startswith(own) and frame.f_code.co_name != "forward":
+        if _is_an_exporter(filename) and frame.f_code.co_name != "forward":
             return ""  # the exporter: what is further out called it
         if _is_models(filename):
             return _place_text(filename, frame.f_lineno)
@@ -243,6 +248,9 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
         #: Of a capture of an earlier run, by the text of the shapes.
         self._restored: dict[str, list[Comparison]] = {}
         self._original: Any = None
+        self._passed = False
+        #: What `_comparison` made: it is asked for by several digests, and by the thresholds.
+        self._made: dict[tuple[int, sympy.Basic, Any], Comparison | None] = {}
 
     def inputs(self, kwargs: Mapping[str, Any]) -> None:
         """The arguments that are captured, by name."""
@@ -257,6 +265,11 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                 _, seen = watch._seen.setdefault(id(env), (env, {}))
                 if not orig_expr.free_symbols:
                     return original(env, orig_expr, *args, **kwargs)
+                if not watch._passed:
+                    # Else torch names a line below as what a refusal was caused by. Not before: asking for
+                    # these files imports all that captures, which a capture of an earlier run does without.
+                    watch._passed = True
+                    _passed_over().add(evaluate_expr.__code__.co_filename)
                 before = {symbol for symbol in orig_expr.free_symbols if symbol in env.replacements}
                 guards, ranges = len(env.guards), dict(env.var_to_range)
                 result = original(env, orig_expr, *args, **kwargs)
@@ -274,14 +287,14 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                 return result
 
             ShapeEnv.evaluate_expr = evaluate_expr  # type: ignore[method-assign, assignment]
-            # Else torch names the line above as what a refusal was caused by.
-            _passed_over().add(evaluate_expr.__code__.co_filename)
         return self
 
     def __exit__(self, *exc: object) -> None:
         if self._original is not None:
             ShapeEnv.evaluate_expr = self._original  # type: ignore[method-assign]
             self._original = None
+        if self._passed:
+            self._passed = False
             _passed_over().discard(self.__exit__.__code__.co_filename)
 
     def _bound(self, env: ShapeEnv, guards: int, ranges: Mapping[Any, Any], place: str) -> None:
@@ -359,10 +372,14 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
 
         for key, (env, seen) in self._seen.items():
             symbols = self._symbols(env, shapes)
+            ours = frozenset(symbols.items())
             for expression, (result, place) in itertools.islice(
                 seen.items(), since.get(key, 0) if since else 0, None
             ):
-                note(_comparison(expression, result, place, symbols))
+                asked = key, expression, ours
+                if asked not in self._made:
+                    self._made[asked] = _comparison(expression, result, place, symbols)
+                note(self._made[asked])
         if since is None:
             for comparison in (*self._restored.get(dims_of(shapes), ()), *self._added.get(label, ())):
                 note(comparison)

@@ -206,11 +206,15 @@ def _digest_of(filename: str) -> str:
 
 def _outside(folder: Path) -> Iterator[tuple[str, str]]:
     """(name, file) of imported modules that are no installed code, in order."""
-    for name, module in sorted(sys.modules.items()):
-        filename = getattr(module, "__file__", None)
-        # Modules that torch makes itself have a name for a file.
-        if not filename or not os.path.isabs(filename) or is_installed(filename):
-            continue
+    # Modules that torch makes itself have a name for a file.
+    outside = [
+        (name, filename)
+        for name, module in list(sys.modules.items())
+        if (filename := getattr(module, "__file__", None))
+        and not is_installed(filename)
+        and os.path.isabs(filename)
+    ]
+    for name, filename in sorted(outside):
         if name.startswith("_exportcheck_"):
             if Path(filename).parent != folder.resolve():
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,6 +19,12 @@ from typing import Any
 __all__ = ["only_known_functions", "shared_tables"]
 
 _KNOWN = ("torch", "onnxscript", "transformers")
+
+#: Modules that take functions, read by `_registered`.
+_REGISTRIES = (
+    "onnxscript.function_libs.torch_lib.registration",
+    "torch.onnx._internal.exporter._torchlib._torchlib_registry",
+)
 
 _lock = threading.RLock()
 _depth = 0
@@ -73,7 +80,9 @@ def only_known_functions() -> bool:
     """
     import torch._decomp
 
-    found = [each for each in _registered() if each is not None and not isinstance(each, str)]
+    # Who registers a function imports one of the two registries for it.
+    names = _registered() if any(name in sys.modules for name in _REGISTRIES) else []
+    found = [each for each in names if each is not None and not isinstance(each, str)]
     functions = [getattr(each, "onnx_function", each) for each in found]
     for table in torch._decomp.global_decomposition_table.values():
         functions += table.values()

@@ -102,9 +102,12 @@ def applied(
         A target is missing, a factory failed, or another thread kept its patches for too long.
     """
     with _one_thread(patience), contextlib.ExitStack() as stack:
-        activity = Activity()
-        for patch in patches:
-            stack.enter_context(_in_place(patch, model, activity))
+        reasons = [(patch, patch.rests()) for patch in patches]
+        activity = Activity(resting={patch.name: reason for patch, reason in reasons if reason})
+        working = [patch for patch, reason in reasons if not reason]
+        copies = _Copies(working)
+        for patch in working:
+            stack.enter_context(_in_place(patch, model, activity, copies))
         for name, patch in activity.patches.items():
             activity._before[name] = _ACTIVE[patch].calls
             activity.codes[name] = codes_of(getattr(patch.rewritten, "func", None) or _ACTIVE[patch].function)
@@ -131,12 +134,9 @@ def _one_thread(patience: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_place(patch: Patch, model: torch.nn.Module | None, activity: Activity) -> Iterator[None]:
-    reason = patch.rests()
-    if reason:
-        activity.resting[patch.name] = reason
-        yield
-        return
+def _in_place(
+    patch: Patch, model: torch.nn.Module | None, activity: Activity, copies: _Copies
+) -> Iterator[None]:
     if patch in _ACTIVE:
         activity.patches[patch.name] = patch
         yield
@@ -146,7 +146,7 @@ def _in_place(patch: Patch, model: torch.nn.Module | None, activity: Activity) -
             stack.enter_context(patch.scope(model))
             live = _Live()
         else:
-            made = _make(patch)
+            made = _make(patch, copies)
             if isinstance(made, str):
                 activity.resting[patch.name] = made
                 yield
@@ -160,7 +160,7 @@ def _in_place(patch: Patch, model: torch.nn.Module | None, activity: Activity) -
         yield
 
 
-def _make(patch: Patch) -> tuple[_Live, list[tuple[Any, str, Any]]] | str:
+def _make(patch: Patch, copies: _Copies) -> tuple[_Live, list[tuple[Any, str, Any]]] | str:
     """The counted replacement and every place it goes to, or why there is nothing to replace."""
     try:
         owner, attribute, original = resolve(patch.target, patch.owner)
@@ -184,7 +184,7 @@ def _make(patch: Patch) -> tuple[_Live, list[tuple[Any, str, Any]]] | str:
     value = _like(static, _counted(function, live), patch)
     places = [(owner, attribute, value)]
     if patch.everywhere and isinstance(owner, ModuleType) and callable(original):
-        places += [(place, key, value) for place, key in _copies(original, owner, attribute)]
+        places += [(place, key, value) for place, key in copies.of(original, owner, attribute)]
     return live, places
 
 
@@ -230,31 +230,68 @@ def patched_code() -> CodeType:
     return code
 
 
-def _copies(original: Any, owner: ModuleType, attribute: str) -> Iterator[tuple[Any, str]]:
-    """Where else a function of a module is kept: names of other modules, entries of tables of functions."""
-    tables: dict[int, MutableMapping[str, Any]] = {}
-    for module in list(sys.modules.values()):
-        names = getattr(module, "__dict__", None)
-        if not isinstance(names, dict):
-            continue
-        for key, value in list(names.items()):
-            if value is original and not (module is owner and key == attribute):
-                yield module, key
-            elif isinstance(key, str) and key.isupper():
-                for table in _tables(value):
-                    tables.setdefault(id(table), table)
-    for table in tables.values():
-        for key, value in list(table.items()):
-            if value is original:
-                yield table, key
+class _Copies:
+    """Where else the functions that a set of patches replaces are kept: names of modules, entries of tables.
+
+    One look at all modules serves the whole set: it is most of what entering a mode takes.
+    """
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        self._patches = patches
+        #: By identity: the function, so that no other gets its identity, and its places.
+        self._found: dict[int, tuple[Any, list[tuple[Any, str]]]] = {}
+        self._modules = 0
+
+    def of(self, original: Any, owner: ModuleType, attribute: str) -> list[tuple[Any, str]]:
+        """Places of `original` other than the attribute of `owner`."""
+        # A factory may have imported something, and an earlier patch of the set may be what is patched.
+        if id(original) not in self._found or len(sys.modules) != self._modules:
+            self._look([original, *self._originals()])
+        return [
+            (place, key)
+            for place, key in self._found[id(original)][1]
+            if not (place is owner and key == attribute)
+            and (place if isinstance(place, dict) else vars(place)).get(key) is original
+        ]
+
+    def _originals(self) -> Iterator[Any]:
+        for patch in self._patches:
+            if patch.everywhere and patch.scope is None and patch not in _ACTIVE:
+                # A target that is missing is told when its turn comes.
+                with contextlib.suppress(PatchError):
+                    owner, _, original = resolve(patch.target, patch.owner)
+                    if isinstance(owner, ModuleType):
+                        yield original
+
+    def _look(self, originals: Sequence[Any]) -> None:
+        wanted = self._found = {id(each): (each, []) for each in originals if each is not MISSING}
+        self._modules = len(sys.modules)
+        tables: dict[int, MutableMapping[str, Any]] = {}
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", None)
+            if not isinstance(names, dict):
+                continue
+            for key, value in list(names.items()):
+                if id(value) in wanted:
+                    wanted[id(value)][1].append((module, key))
+                elif isinstance(key, str) and key.isupper():
+                    for table in _tables(value):
+                        tables.setdefault(id(table), table)
+        for table in tables.values():
+            for key, value in list(table.items()):
+                if id(value) in wanted:
+                    wanted[id(value)][1].append((table, key))
 
 
 def _tables(value: Any) -> Iterator[MutableMapping[str, Any]]:
     if type(value) is dict:
         yield value
         return
+    # `GeneralInterface` of transformers: a table of the class and one of the instance.
+    classes = value.__mro__ if isinstance(value, type) else type(value).__mro__
+    if not any("_global_mapping" in vars(cls) for cls in classes):
+        return
     for name in ("_global_mapping", "_local_mapping"):
-        # `GeneralInterface` of transformers: a table of the class and one of the instance.
         table = inspect.getattr_static(value, name, None)
         if type(table) is dict:
             yield table

@@ -516,9 +516,9 @@ class ModelSpec(_Section):
         description="Failures that are known.",
     )
 
-    _path: Path = PrivateAttr(default=Path())
+    _path: Path = PrivateAttr(default_factory=Path)
     _relative: str = PrivateAttr(default="")
-    _document: Document = PrivateAttr(default=Document())
+    _document: Document = PrivateAttr(default_factory=Document)
 
     @property
     def path(self) -> Path:
@@ -553,6 +553,10 @@ class ModelSpec(_Section):
         """
         position = self._document.position(tuple(where))
         return position.key_line, position.key_column
+
+    def line(self, key: str) -> int:
+        """Line of a key at the top."""
+        return self._document.line(key)
 
     def place(self, *where: Any) -> str:
         """``model_specs/llama.yaml:14``, the way messages name a node."""

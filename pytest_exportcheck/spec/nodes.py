@@ -42,6 +42,9 @@ _WORDS: dict[str, object] = {
 #: Same set as YAML's c-printable. libyaml reports the rest without a line number.
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
+#: What ends a line of YAML.
+_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
+
 
 class Position(NamedTuple):
     """Where a node stands; lines and columns count from 1.
@@ -91,6 +94,11 @@ class Document:
             if found is not None:
                 return found
         return Position(1, 1, 1, 1, 0)
+
+    def line(self, key: str) -> int:
+        """Where `key` of the top mapping stands; without parsing, if one line only can be it."""
+        lines = [n for n, text in enumerate(_BREAK.split(self.text), 1) if text.startswith(f"{key}:")]
+        return lines[0] if len(lines) == 1 else self.position((key,)).key_line
 
 
 @dataclass

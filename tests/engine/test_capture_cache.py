@@ -17,7 +17,7 @@ from torch.utils import _pytree
 from pytest_exportcheck.cache_settings import CacheSettings
 from pytest_exportcheck.exporters import capture_cache, surroundings
 from pytest_exportcheck.exporters.content import Content, Unreadable
-from pytest_exportcheck.exporters.serialized import NotSaveable, from_json, to_json
+from pytest_exportcheck.exporters.serialized import NotSaveable, _read, from_json, to_json
 from pytest_exportcheck.patches.registry import load_patch_mode
 from pytest_exportcheck.spec import load_spec
 from pytest_exportcheck.spec_run import SpecRun
@@ -595,3 +595,22 @@ def test_only_what_comes_back_as_it_was_is_written(monkeypatch: pytest.MonkeyPat
     program._guards_code = ["L['input'].size()[1] == 4", "L['input'].evil(1) == 4"]
     with pytest.raises(NotSaveable, match="evil"):
         to_json(program, {"input": x}, spec)
+
+
+def test_torch_reads_the_same_from_a_file() -> None:
+    from torch._export.serde import schema, serialize
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor, pair: list[torch.Tensor]) -> Any:
+            y = torch.cond(x.sum() > 0, lambda t: t + 1.5, lambda t: t - 1, (x,))
+            parts = torch.split(y, 2, dim=1)
+            return {"a": parts[0].to(torch.float16), "b": [pair[0] * x.shape[0], None, 3]}
+
+    x = torch.randn(3, 4)
+    shapes = {"x": {0: torch.export.Dim.DYNAMIC}, "pair": [None]}
+    program = torch.export.export(
+        Net(), (), {"x": x, "pair": [torch.randn(1, 4)]}, dynamic_shapes=shapes, strict=False
+    )
+    written = serialize.ExportedProgramSerializer().serialize(program)
+    plain = json.loads(serialize._to_json_bytes(written.exported_program))
+    assert _read(schema.ExportedProgram, plain) == serialize._dict_to_dataclass(schema.ExportedProgram, plain)

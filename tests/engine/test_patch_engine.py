@@ -14,7 +14,7 @@ import torch
 
 from pytest_exportcheck.errors import PatchError
 from pytest_exportcheck.patches.edits import edited
-from pytest_exportcheck.patches.engine import applied
+from pytest_exportcheck.patches.engine import _Copies, applied
 from pytest_exportcheck.patches.evidence import evidence
 from pytest_exportcheck.patches.patch import Patch
 
@@ -74,6 +74,50 @@ def test_a_function_is_replaced_where_it_was_imported_by_name_and_in_tables(libr
         assert library.user.TABLE["other"] is len
     assert library.function is library.user.function is library.user.TABLE["own"] is original
     assert activity.called() == {"patched_library.function": 3}
+
+
+def test_one_look_at_all_modules_serves_all_patches(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    library.other = library.user.other = lambda x: x + 5
+    looks: list[int] = []
+    look = _Copies._look
+    monkeypatch.setattr(_Copies, "_look", lambda self, wanted: (looks.append(1), look(self, wanted)))
+    with applied([Patch("patched_library.function", _minus), Patch("patched_library.other", _minus)]):
+        assert library.user.function(1) == library.user.other(1) == 0
+    assert len(looks) == 1
+    assert (library.user.function(1), library.user.other(1)) == (2, 6)
+
+
+def test_what_an_earlier_patch_brought_or_took_is_seen(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = types.ModuleType("late_user_of_library")
+    library.other = lambda x: x + 5
+
+    def importing(original: Callable[..., Any]) -> Callable[..., Any]:
+        # The import of a module that has the function of the next patch.
+        late.other = library.other  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "late_user_of_library", late)
+        return _minus
+
+    def twice(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda x: 2 * original(x)
+
+    first = Patch("patched_library.function", importing, wraps=True)
+    named = Patch("user_of_library.function", twice, wraps=True, everywhere=False, name="named")
+    patches = [first, Patch("patched_library.other", _minus), named]
+    before = library.user.TABLE["own"]
+    with applied(patches):
+        assert late.other(1) == 0  # type: ignore[attr-defined]
+        assert library.user.function(3) == 4, "twice what the first patch put there"
+        assert library.function(3) == library.user.TABLE["own"](3) == 2
+    assert late.other(1) == 6  # type: ignore[attr-defined]
+    assert library.user.function is library.function is library.user.TABLE["own"] is before
+
+
+def test_the_copy_that_an_earlier_patch_took_is_left_to_it(library: Any) -> None:
+    named = Patch("user_of_library.function", lambda x: 10, everywhere=False, name="named")
+    with applied([named, Patch("patched_library.function", _minus)]):
+        assert library.user.function(1) == 10
+        assert library.function(1) == library.user.TABLE["own"](1) == 0
+    assert library.user.function(1) == library.function(1) == 2
 
 
 def test_only_where_it_is_named_if_asked_so(library: Any) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import subprocess
+import sys
 from typing import Any
 
 import onnxscript
@@ -113,6 +115,27 @@ def test_what_is_registered_later_counts(made: list[int], monkeypatch: pytest.Mo
             assert len(made) == 3
         finally:
             library._destroy()
+
+
+_ASKED = """
+import sys
+import torch
+from pytest_exportcheck.exporters.tables import _REGISTRIES, only_known_functions
+assert only_known_functions()
+assert not any(name in sys.modules for name in _REGISTRIES), "imported to be asked"
+from onnxscript.function_libs.torch_lib import registration
+def mine(x): return x
+overloaded = registration.OverloadedFunction("aten::gelu")
+overloaded.overloads.append(mine)
+registration.default_registry._registry["aten::gelu"] = overloaded
+assert not only_known_functions(), "a function of the user's"
+"""
+
+
+def test_the_registries_are_not_imported_to_be_asked() -> None:
+    done = subprocess.run([sys.executable, "-c", _ASKED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert all(importlib.util.find_spec(name) for name in tables._REGISTRIES)
 
 
 def test_it_is_taken_away_again(made: list[int]) -> None:

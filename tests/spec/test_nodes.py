@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
 
 from pytest_exportcheck.errors import SpecError
+from pytest_exportcheck.filepaths import relative_text
 from pytest_exportcheck.spec import nodes
 from pytest_exportcheck.spec.load import load_spec
 
@@ -126,6 +128,47 @@ def test_positions():
     assert document.position(("a", 1)) == nodes.Position(4, 5, 4, 5, 5)
     assert document.position(("a",))[:4] == (2, 3, 1, 1)
     assert document.position(("a", 0, "z", "deeper"))[:2] == (2, 5), "nearest ancestor"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exportcheck: 1\nmodel: {}\n",
+        "# model: no\r\nexportcheck: 1\r\n\r\nmodel:\r\n  type: x\r\n",
+        "exportcheck: 1\r# model:\rmodel: {}\r",
+        "{exportcheck: 1,\n model: {}}\n",
+        "exportcheck: 1\n'model': {}\n",
+        'description: "two\nmodel: lines"\nexportcheck: 1\nmodel: {}\n',
+        "exportcheck: 1\n",
+    ],
+)
+def test_the_line_of_a_key_is_its_position(text):
+    _, problems, document = parse(text)
+    assert not problems
+    assert document.line("model") == document.position(("model",)).key_line
+
+
+def test_the_line_of_a_key_is_found_without_parsing():
+    _, _, document = parse("exportcheck: 1\nmodel:\n  type: x\n")
+    assert document.line("model") == 2
+    assert "positions" not in vars(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [
+        ("/a/b/c.yaml", "/a"),
+        ("/a/b/c.yaml", "/a/"),
+        ("/a/b/c.yaml", "/"),
+        ("/ab/c.yaml", "/a"),
+        ("/a/../c.yaml", "/a"),
+        ("/a", "/a"),
+        ("c.yaml", "."),
+    ],
+)
+def test_the_name_of_a_file_is_its_path_from_the_root(path, root):
+    wanted = Path(os.path.relpath(path, root)).as_posix()
+    assert relative_text(Path(path), Path(root)) == wanted
 
 
 def test_byte_order_mark_does_not_shift_columns(tmp_path: Path):
