@@ -17,6 +17,7 @@ from .forms import Form, has_number, merged, output
 from .iteration import Counter, Iteration, iteration_of
 from .loops import IndexByTensor
 from .names import (
+    FreeNames,
     assigned,
     captured,
     contains,
@@ -63,9 +64,7 @@ class ScanEmitter:
         self.ends = probe.after.get((LOOP, True), {})
         self.left = probe.after.get((LOOP, False), {})
         self.shared = probe.shared.get(LOOP, set())
-        self.used = (
-            loads(node) | assigned(node) | {arg.arg for arg in ast.walk(node) if isinstance(arg, ast.arg)}
-        )
+        self.fresh = FreeNames(node)
         arguments = [*source.node.args.posonlyargs, *source.node.args.args]
         self.first = arguments[0].arg if arguments else ""
         self.notes: list[str] = []
@@ -88,14 +87,6 @@ class ScanEmitter:
         if not isinstance(self.source.function.__globals__.get("torch"), ModuleType):
             found = [ast.Import(names=[ast.alias(name="torch")]), *found]
         return changed(self.node, body=found)  # type: ignore[no-any-return]
-
-    def _fresh(self, stem: str) -> str:
-        text, count = stem, 1
-        while text in self.used:
-            count += 1
-            text = f"{stem}_{count}"
-        self.used.add(text)
-        return text
 
     def _refused(self, construct: str, advice: str, at: ast.AST | None = None) -> RewriteRefused:
         place = self.place if at is None or not hasattr(at, "lineno") else self.source.place(at)
@@ -200,10 +191,8 @@ class ScanEmitter:
                 made.append(stmt)
                 continue
             text, value = found
-            variable = self._fresh("value")
-            lists.append(
-                Grown(text, variable, self._fresh(f"{text}_stacked"), self._kind_of_list(text, stmt))
-            )
+            variable = self.fresh("value")
+            lists.append(Grown(text, variable, self.fresh(f"{text}_stacked"), self._kind_of_list(text, stmt)))
             made.append(assign(variable, value, stmt))
         for node in own_nodes(made):
             inner = appended(node) if isinstance(node, ast.stmt) else None
@@ -283,7 +272,7 @@ class ScanEmitter:
             for text in tensors - assigned(body) - mutated(body) - bound
             if text in self.before and len({len(kind.shape or ()) for kind in self.before[text]}) == 1
         }
-        reads = HoistReads(over.counters, fixed, self._fresh)
+        reads = HoistReads(over.counters, fixed, self.fresh)
         body = [reads.visit(copy.deepcopy(stmt)) for stmt in body]
         body = self._by_tensor(body, over.counters)
         return self._written(over, list(reads.found.values()), body, lists, carried)
@@ -375,7 +364,7 @@ class ScanEmitter:
 
         def hand_out(target: ast.expr, value: ast.expr, stem: str) -> None:
             if not isinstance(value, ast.Name):
-                text = self._fresh(stem)
+                text = self.fresh(stem)
                 setup.append(assign(text, value))
                 value = name(text)
             items.append(target)
@@ -385,7 +374,7 @@ class ScanEmitter:
             target = copy.deepcopy(rows.target)
             value = _first_axis(copy.deepcopy(rows.tensor), rows.axis)
             if rows.keeps:
-                item = self._fresh("item")
+                item = self.fresh("item")
                 kept = expression(f"a.unsqueeze({rows.axis})", a=name(item))
                 head.append(ast.Assign(targets=[target], value=kept))
                 target = name(item, store=True)
@@ -406,7 +395,7 @@ class ScanEmitter:
         left: list[ast.expr] = [name(text, store=True) for text in texts]
         inner: list[ast.expr] = [name(text, store=True) for text in texts]
         if not texts:  # the operator wants to carry something
-            nothing = self._fresh("nothing")
+            nothing = self.fresh("nothing")
             start, ends = (
                 [expression("a.new_zeros(())", a=given[0])],
                 [expression("a.clone()", a=name(nothing))],
@@ -419,10 +408,10 @@ class ScanEmitter:
                 )
         values: list[ast.expr] = [expression("a.clone()", a=name(one.value)) for one in lists]
         stacked: list[ast.expr] = [name(one.stacked, store=True) for one in lists]
-        function_name = self._fresh("one_round")
+        function_name = self.fresh("one_round")
         (function,) = statements(f"def {function_name}(carried, items): pass")
         assert isinstance(function, ast.FunctionDef)
-        parameters = [self._fresh("carried"), self._fresh("items")]
+        parameters = [self.fresh("carried"), self.fresh("items")]
         function.args.args = [ast.arg(arg=text) for text in parameters]
         function.body = [
             ast.Assign(targets=[_tuple(inner, store=True)], value=name(parameters[0])),
@@ -437,7 +426,7 @@ class ScanEmitter:
             init=_tuple(start),
             xs=_tuple(given),
         )
-        outs: ast.expr = _tuple(stacked, store=True) if lists else name(self._fresh("unused"), store=True)
+        outs: ast.expr = _tuple(stacked, store=True) if lists else name(self.fresh("unused"), store=True)
         result = ast.Assign(targets=[_tuple([_tuple(left, store=True), outs], store=True)], value=call)
         return [*setup, function, result, *self.loop.orelse]
 

@@ -14,7 +14,7 @@ import copy
 from typing import Any
 
 from .folds import changed, fold_jumps, fold_returns, same, unconditional, written_attributes
-from .names import assigned, contains, loads, own_nodes, plain_targets
+from .names import FreeNames, contains, own_nodes, plain_targets
 from .probe import Probe
 from .purity import is_total
 from .source import FunctionNode, FunctionSource
@@ -45,7 +45,7 @@ class Structurer:
         self.probe = probe
         self.stopped_at = stopped_at
         self.branches: list[Branch] = []
-        self.used = loads(source.node) | assigned(source.node)
+        self.fresh = FreeNames(source.node)
         self.on_tensors = self._parts_of_tests_on_tensors()
         self.tainted: dict[str, str] = {}
         self._find_taints()
@@ -68,15 +68,6 @@ class Structurer:
             body = [*body[:start], *folded, ast.copy_location(ast.Return(value=name(result)), returning[0])]
         body = self._split(body)
         return node if body is node.body else changed(node, body=body)
-
-    def fresh(self, stem: str) -> str:
-        """A name that the function does not use."""
-        text, count = stem, 1
-        while text in self.used:
-            count += 1
-            text = f"{stem}_{count}"
-        self.used.add(text)
-        return text
 
     # Natures of expressions
 
