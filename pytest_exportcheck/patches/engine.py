@@ -152,8 +152,11 @@ def _in_place(patch: Patch, model: torch.nn.Module | None, activity: Activity) -
                 yield
                 return
             live = made[0]
-            for place, key, value in made[1]:
-                stack.enter_context(_swapped(place, key, value))
+            try:
+                for place, key, value in made[1]:
+                    stack.enter_context(_swapped(place, key, value))
+            except (TypeError, AttributeError) as error:
+                raise PatchError(f"patch {patch.target}: it cannot be replaced: {error}") from error
         _ACTIVE[patch] = live
         stack.callback(_ACTIVE.pop, patch)
         activity.patches[patch.name] = patch

@@ -131,6 +131,26 @@ def test_the_same_patch_twice_is_applied_once(library: Any) -> None:
     assert library.function is original
 
 
+class _Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, x: Any) -> Any:
+        return x - 1
+
+
+def test_a_replacement_need_not_be_hashable(library: Any) -> None:
+    with applied([Patch("patched_library.function", _Unhashable())]):
+        assert library.function(1) == 0
+    assert library.function(1) == 2
+
+
+def test_a_target_that_cannot_be_replaced(library: Any) -> None:
+    patches = [Patch("patched_library.function", _minus), Patch("builtins.list.append", _minus)]
+    with pytest.raises(PatchError, match=r"builtins\.list\.append: it cannot be replaced"), applied(patches):
+        pass
+    assert library.function(1) == 2
+
+
 def test_two_patches_of_one_target_are_undone_in_reverse(library: Any) -> None:
     original = library.function
     with applied([Patch("patched_library.function", _minus)]):

@@ -192,7 +192,8 @@ class ScanEmitter:
                 continue
             text, value = found
             variable = self.fresh("value")
-            lists.append(Grown(text, variable, self.fresh(f"{text}_stacked"), self._kind_of_list(text, stmt)))
+            kind, starts = self._kind_of_list(text, stmt)
+            lists.append(Grown(text, variable, self.fresh(f"{text}_stacked"), kind, starts))
             made.append(assign(variable, value, stmt))
         for node in own_nodes(made):
             inner = appended(node) if isinstance(node, ast.stmt) else None
@@ -212,11 +213,13 @@ class ScanEmitter:
             )
         return made, lists
 
-    def _kind_of_list(self, text: str, at: ast.AST) -> Kind:
+    def _kind_of_list(self, text: str, at: ast.AST) -> tuple[Kind, bool]:
+        """What the values of a list are, and whether it has some before the loop."""
         starts = self.before.get(text, set())
-        if {(kind.type, len(kind.items)) for kind in starts} != {("list", 0)}:
+        lengths = {len(kind.items) if kind.type == "list" else -1 for kind in starts}
+        if len(lengths) != 1 or min(lengths) < 0:
             raise self._refused(
-                f"`{text}` is not an empty list before the loop",
+                f"`{text}` is no list of one length before the loop",
                 "append to a list of its own, and put both together after the loop with torch.cat",
                 at,
             )
@@ -239,7 +242,7 @@ class ScanEmitter:
             raise self._refused(
                 f"the values of `{text}` have several numbers of dimensions", "append one form", at
             )
-        return next(iter(items))
+        return next(iter(items)), lengths != {0}
 
     # The scan
 
@@ -325,7 +328,7 @@ class ScanEmitter:
     def _by_tensor(self, body: list[ast.stmt], counters: list[Counter]) -> list[ast.stmt]:
         """The counters that are still read are tensors in a round."""
         names = {one.name for one in counters}
-        by_tensor = IndexByTensor(set(names))
+        by_tensor = IndexByTensor(set(names), {one.name for one in counters if one.may_be_negative})
         made = [by_tensor.visit(stmt) for stmt in body]
         for node in own_nodes(made):
             parts: list[ast.AST] = []
@@ -382,7 +385,7 @@ class ScanEmitter:
         for one in hoisted:
             whole: ast.expr = name(one.base)
             if one.counter.stop is not None and not _is_size(one.counter.stop, one.base, one.axis):
-                whole = expression(f"a.narrow({one.axis}, 0, n)", a=whole, n=one.counter.stop)
+                whole = expression(f"a.narrow({one.axis}, 0, n)", a=whole, n=_at_least(one.counter.stop, "0"))
             hand_out(name(one.item, store=True), _first_axis(whole, one.axis), f"{one.base}_rows")
         read = loads(body)
         for counter in over.counters:
@@ -487,14 +490,27 @@ def _is_size(stop: ast.expr, base: str, axis: int) -> bool:
     return ast.unparse(stop) in sizes
 
 
+def _at_least(stop: ast.expr, least: str) -> ast.expr:
+    """`stop`, or `least` where it is smaller; the size of an axis is no less than 0."""
+    size = (
+        isinstance(stop, ast.Subscript)
+        and isinstance(stop.value, ast.Attribute)
+        and stop.value.attr == "shape"
+    )
+    return stop if size else expression(f"torch.sym_max(n, {least})", n=stop)
+
+
 def _numbers(counter: Counter, rows: ast.expr | None, device: ast.expr | None) -> ast.expr:
     if counter.stop is None:
         assert rows is not None
         made = expression("torch.arange(a.shape[0])", a=rows)
     elif counter.from_zero:
-        made = expression("torch.arange(b)", b=counter.stop)
+        made = expression("torch.arange(b)", b=_at_least(counter.stop, "0"))
     else:
-        made = expression("torch.arange(a, b, c)", a=counter.start, b=counter.stop, c=counter.step)
+        # A range that would end before it starts has no rounds; torch.arange raises.
+        bound = "torch.sym_min(b, a)" if counter.falls else "torch.sym_max(b, a)"
+        stop = expression(bound, a=counter.start, b=counter.stop)
+        made = expression("torch.arange(a, b, c)", a=counter.start, b=stop, c=counter.step)
     assert isinstance(made, ast.Call)
     if device is not None:
         made.keywords = [ast.keyword(arg="device", value=device)]

@@ -101,7 +101,7 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
         raise RewriteRefused(
             f"no test in {target_name(function)} depends on a tensor",
             "the value is asked for by an operation on this line: compute it with tensors",
-            site.place if site is not None else place,
+            source.line_of(site.place) if site is not None else place,
         )
     text = rewritten_text(source, emitted)
     made = compile_function(source, parsed(text), text)
