@@ -288,6 +288,26 @@ def test_the_nodes_of_a_replacement_called_elsewhere_are_not_counted(library: An
     assert evidence(activity, program)["nodes"] == {"patched_library.function": 2}
 
 
+def test_nodes_of_patches_that_share_a_line_or_a_function_are_told_apart(library: Any) -> None:
+    class Three(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return library.function(library.Base.static(x)) + library.Child().method(x)  # type: ignore[no-any-return]
+
+    one, two = (lambda x: x.sin(), lambda self, x: x.sin().cos())
+    patches = [
+        Patch("patched_library.function", one),
+        Patch("patched_library.Base.static", one),
+        Patch("patched_library.Base.method", two),
+    ]
+    with applied(patches) as activity:
+        program = torch.export.export(Three(), (torch.ones(2),))
+    assert evidence(activity, program)["nodes"] == {
+        "patched_library.function": 1,
+        "patched_library.Base.static": 1,
+        "patched_library.Base.method": 2,
+    }
+
+
 def _to_edit(x: int) -> int:
     if x > 3:
         return 0

@@ -193,7 +193,8 @@ class ScanEmitter:
             text, value = found
             variable = self.fresh("value")
             kind, starts = self._kind_of_list(text, stmt)
-            lists.append(Grown(text, variable, self.fresh(f"{text}_stacked"), kind, starts))
+            first = self.fresh(f"{text}_before") if starts else ""
+            lists.append(Grown(text, variable, self.fresh(f"{text}_stacked"), kind, first))
             made.append(assign(variable, value, stmt))
         for node in own_nodes(made):
             inner = appended(node) if isinstance(node, ast.stmt) else None
@@ -360,7 +361,7 @@ class ScanEmitter:
         lists: list[Grown],
         carried: dict[str, Form],
     ) -> list[ast.stmt]:
-        setup: list[ast.stmt] = []
+        setup: list[ast.stmt] = [assign(one.first, name(one.text)) for one in lists if one.first]
         items: list[ast.expr] = []
         given: list[ast.expr] = []
         head: list[ast.stmt] = []

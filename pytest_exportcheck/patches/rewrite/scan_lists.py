@@ -13,15 +13,15 @@ __all__ = ["Grown", "Stacked", "appended"]
 
 @dataclass(frozen=True)
 class Grown:
-    """A list that every round appends one value to: its stacked values, what one of them is, and whether the
-    list has values before the loop, which stay in it.
+    """A list that every round appends one value to: its stacked values, what one of them is, and the name
+    that the values from before the loop get, if it has some.
     """
 
     text: str
     value: str
     stacked: str
     kind: Kind
-    starts: bool = False
+    first: str = ""
 
 
 class Stacked(ast.NodeTransformer):
@@ -51,8 +51,8 @@ class Stacked(ast.NodeTransformer):
             text = f"a.movedim(0, {axis}).clone(memory_format=torch.contiguous_format)"
         if not stacks:
             text = f"{text}.flatten({axis}, {axis + 1})"
-        if found.starts:
-            first = f"torch.{'stack' if stacks else 'cat'}({found.text}, {axis})"
+        if found.first:
+            first = f"torch.{'stack' if stacks else 'cat'}({found.first}, {axis})"
             text = f"torch.cat([{first}, {text}], {axis})"
         return ast.copy_location(expression(text, a=name(found.stacked)), node)
 
