@@ -22,6 +22,8 @@ __all__ = ["functions_of", "is_data_dependent", "locate", "where_frozen"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _CAPTURE = os.path.join(_TORCH, "export", "_trace.py")
+#: An operator gives a Python value: ``torch.equal``, ``torch.allclose``.
+_ANSWERS = "DataDependentOutputException"
 _OWN = str(Path(__file__).parents[2]) + os.sep
 
 
@@ -45,7 +47,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 def is_data_dependent(error: BaseException) -> bool:
     """Whether an export failed because Python code asked for the value of a tensor."""
     return any(
-        type(one).__name__ == "GuardOnDataDependentSymNode" or "data-dependent" in str(one).lower()
+        type(one).__name__ in ("GuardOnDataDependentSymNode", _ANSWERS)
+        or "data-dependent" in str(one).lower()
         for one in _chain(error)
     )
 
@@ -91,8 +94,16 @@ def locate(error: BaseException) -> Site:
             "rewriting control flow cannot help here",
         )
     nearest: _Frame | None = None
+    answers = any(type(one).__name__ == _ANSWERS for one in _chain(error))
     for frame in _frames(error):
         nearest = nearest or frame
+        if answers:
+            raise RewriteRefused(
+                f"{lines[0]} gives a Python value that depends on tensors",
+                "write `(a == b).all()` for torch.equal(a, b), and `torch.isclose(a, b).all()` for "
+                "torch.allclose(a, b)",
+                nearest.place,
+            )
         if not _asks_for_a_value(frame.place):
             continue
         functions = functions_of(frame.code) if frame.code else _functions_at(frame.place, frame.name)
