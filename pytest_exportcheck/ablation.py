@@ -310,11 +310,11 @@ def _judge_all(runs: _Runs) -> dict[str, Any]:
     # Before the run with none at all, which comes out the same if no other patch is called in its place.
     runs.outcome(present - base.used)
     bare = runs.outcome(())
-    harmful = _harmful(runs, present, base)
     kinds = {name: ("changing", everything - {name}) for name in changing}
-    kinds |= {name: ("harmful", present - {name}) for name in harmful}
-    present -= harmful
-    base = runs.outcome(present)
+    while harmful := _harmful(runs, present, base):
+        kinds |= {name: ("harmful", present - {name}) for name in harmful}
+        present -= harmful
+        base = runs.outcome(present)
     called = sorted(present & base.used)
     for name in called:
         without = runs.outcome(present - {name})
@@ -369,9 +369,22 @@ def _together(runs: _Runs, present: frozenset[str], base: Outcome, neutral: froz
 
 
 def _able(runs: _Runs, present: frozenset[str], base: Outcome, group: frozenset[str]) -> Sequence[str]:
-    """Those of a group that do by themselves what the whole group does; the group, if none does."""
-    able = [name for name in group if runs.outcome(present - (group - {name})).verdict == base.verdict]
-    return able or list(group)
+    """Those of a group that do by themselves what the whole group does; if none does, those of a smallest
+    part that does it, and those that can stand for one of these.
+    """
+
+    def does(part: frozenset[str]) -> bool:
+        return runs.outcome(present - (group - part)).verdict == base.verdict
+
+    able = [name for name in group if does(frozenset({name}))]
+    if able:
+        return able
+    part = group
+    for name in sorted(group):
+        if does(part - {name}):
+            part -= {name}
+    others = [name for name in sorted(group - part) if any(does(part - {one} | {name}) for one in part)]
+    return [*part, *others]
 
 
 # processes

@@ -37,7 +37,8 @@ def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, give
                 # Modes that were not asked for stay as they are.
                 fresh["modes"] = read_lock(path)["modes"] | fresh["modes"]
                 write_lock(path, fresh)
-                print(f"{path}: {sum(map(len, fresh['modes'].values()))} targets", file=sys.stderr)
+                count = sum(map(len, fresh["modes"].values()))
+                print(f"{path}: {counted(count, 'target')}", file=sys.stderr)
             return 0
         if check:
             found = [

@@ -81,15 +81,18 @@ def torch_export_patches(
             *([transformers_patches] if patch_transformers else []),
         ]
         patches += PatchList("torch_export_patches", sources).patches(LOADED, "onnx")
-        if rewrite is not None and rewrite is not False:
-            patches += patches_for(
-                rewrite, dump_rewriting, verbose, calls=calls, dynamic_shapes=dynamic_shapes
-            )
         if custom_patches is not None:
             patches += as_patches(custom_patches)
-        if stop_if_static:
-            patches.append(stop_if_static_patch())
-    with register_flattening_functions(patch_transformers or None), applied(patches) as activity:
+    with register_flattening_functions(patch_transformers or None), contextlib.ExitStack() as stack:
+        rewritten = []
+        if patch and rewrite is not None and rewrite is not False:
+            # What stops the export is found with the others in place, as the mode `all` does it.
+            stack.enter_context(applied(patches))
+            rewritten = patches_for(
+                rewrite, dump_rewriting, verbose, calls=calls, dynamic_shapes=dynamic_shapes
+            )
+        last = [stop_if_static_patch()] if patch and stop_if_static else []
+        activity = stack.enter_context(applied([*patches, *rewritten, *last]))
         if verbose:
             _print(activity)
         yield replacement_before_exporting

@@ -17,7 +17,7 @@ import torch
 from ..errors import PatchError
 from .patch import MISSING, Patch, resolve
 
-__all__ = ["Activity", "active_patches", "applied", "codes_of", "lines_of", "patched_code"]
+__all__ = ["Activity", "active_patches", "applied", "codes_of", "frame_of"]
 
 #: Held while any patch is active: patches are process-wide, so a second thread would export under the first
 #: one's, and restore them under its feet.
@@ -111,7 +111,10 @@ def applied(
         for name, patch in activity.patches.items():
             activity._before[name] = _ACTIVE[patch].calls
             activity.codes[name] = codes_of(getattr(patch.rewritten, "func", None) or _ACTIVE[patch].function)
-        stack.enter_context(_kept_in_traces([code for codes in activity.codes.values() for code in codes]))
+        wrappers = [_named(_WRAPPER, name) for name in activity.patches]
+        stack.enter_context(
+            _kept_in_traces([*wrappers, *(code for codes in activity.codes.values() for code in codes)])
+        )
         try:
             yield activity
         finally:
@@ -152,8 +155,11 @@ def _in_place(
                 yield
                 return
             live = made[0]
-            for place, key, value in made[1]:
-                stack.enter_context(_swapped(place, key, value))
+            try:
+                for place, key, value in made[1]:
+                    stack.enter_context(_swapped(place, key, value))
+            except (TypeError, AttributeError) as error:
+                raise PatchError(f"patch {patch.target}: it cannot be replaced: {error}") from error
         _ACTIVE[patch] = live
         stack.callback(_ACTIVE.pop, patch)
         activity.patches[patch.name] = patch
@@ -181,7 +187,7 @@ def _make(patch: Patch, copies: _Copies) -> tuple[_Live, list[tuple[Any, str, An
         ) from error
     live = _Live(function=function)
     static = inspect.getattr_static(owner, attribute, MISSING)
-    value = _like(static, _counted(function, live), patch)
+    value = _like(static, _counted(function, live, patch.name), patch)
     places = [(owner, attribute, value)]
     if patch.everywhere and isinstance(owner, ModuleType) and callable(original):
         places += [(place, key, value) for place, key in copies.of(original, owner, attribute)]
@@ -206,7 +212,8 @@ def _like(static: Any, value: Any, patch: Patch) -> Any:
     return value
 
 
-def _counted(function: Any, live: _Live) -> Any:
+def _counted(function: Any, live: _Live, name: str) -> Any:
+    """`function`, its calls counted; the frame of the wrapper is called as the patch."""
     if not callable(function) or isinstance(function, type):
         return function
 
@@ -221,13 +228,22 @@ def _counted(function: Any, live: _Live) -> Any:
         count()
         return function(*args, **kwargs)
 
-    return patched
+    wrapper: Any = patched
+    wrapper.__code__ = _named(wrapper.__code__, name)
+    return wrapper
 
 
-def patched_code() -> CodeType:
-    """The code through which every replacement is called."""
-    code: CodeType = _counted(lambda: None, _Live()).__code__
-    return code
+def _named(code: CodeType, name: str) -> CodeType:
+    return code.replace(co_name=frame_of(name))
+
+
+def frame_of(name: str) -> str:
+    """What the frame through which the patch `name` is called is called in stack traces."""
+    return f"patched {name}"
+
+
+#: The code of the wrappers, whose file is that of all of them.
+_WRAPPER: CodeType = _counted(lambda: None, _Live(), "").__code__
 
 
 class _Copies:
@@ -330,7 +346,7 @@ def _kept_in_traces(codes: Sequence[CodeType]) -> Iterator[None]:
     if not isinstance(anchors, set):
         yield
         return
-    added = {(code.co_filename, code.co_name) for code in [patched_code(), *codes]} - anchors
+    added = {(code.co_filename, code.co_name) for code in codes} - anchors
     anchors.update(added)
     try:
         yield
@@ -349,14 +365,3 @@ def codes_of(function: Any) -> list[CodeType]:
             found.append(code)
         function = getattr(function, "__wrapped__", None) or getattr(function, "func", None)
     return found
-
-
-def lines_of(code: CodeType) -> tuple[int, int]:
-    """First and last line of `code`, functions inside it included."""
-    last = code.co_firstlineno
-    stack = [code]
-    while stack:
-        current = stack.pop()
-        last = max([last, *(line for _, _, line in current.co_lines() if line)])
-        stack += [inner for inner in current.co_consts if isinstance(inner, CodeType)]
-    return code.co_firstlineno, last

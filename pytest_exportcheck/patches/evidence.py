@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-from .engine import Activity, lines_of, patched_code
+from .engine import Activity, frame_of
 
 __all__ = ["evidence", "nodes_through"]
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line \d+, in (?P<name>.+)')
 
 
 def evidence(activity: Any, program: Any) -> dict[str, Any]:
@@ -46,13 +45,8 @@ def evidence(activity: Any, program: Any) -> dict[str, Any]:
 
 def nodes_through(module: torch.nn.Module, activity: Activity) -> dict[str, int]:
     """By name, how many nodes of a graph (subgraphs included) were made inside each patch."""
-    # The frame after the wrapper's is the replacement's: the same code may be called elsewhere unpatched.
-    wrapper = patched_code()
-    first, last = lines_of(wrapper)
-    ranges: dict[str, list[tuple[int, int, str]]] = {}
-    for name in activity.called():
-        for code in activity.codes[name]:
-            ranges.setdefault(code.co_filename, []).append((*lines_of(code), name))
+    # Of the wrapper, and not of the replacement: its code may be called elsewhere, or serve several patches.
+    frames_of = {frame_of(name): name for name in activity.called()}
     # Rewritten code has a file of its own.
     own = {
         code.co_filename: name
@@ -68,14 +62,8 @@ def nodes_through(module: torch.nn.Module, activity: Activity) -> dict[str, int]
             trace = node.meta.get("stack_trace")
             if not trace:
                 continue
-            frames = [(match["file"], int(match["line"])) for match in _FRAME.finditer(trace)]
-            names = {
-                name
-                for (outer, at), (path, line) in pairwise(frames)
-                if outer == wrapper.co_filename and first <= at <= last
-                for begin, end, name in ranges.get(path, ())
-                if begin <= line <= end
-            }
+            frames = [match.groups() for match in _FRAME.finditer(trace)]
+            names = {frames_of[frame] for _, frame in frames if frame in frames_of}
             names |= {own[path] for path, _ in frames if path in own}
             for name in names:
                 counts[name] = counts.get(name, 0) + 1

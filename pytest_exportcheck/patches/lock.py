@@ -91,7 +91,7 @@ def lock_of(modes: Iterable[tuple[str, Sequence[Patch]]]) -> dict[str, Any]:
                 "target": patch.target,
                 "parameters": _text(now),
                 "dropped": _dropped(patch, now, _parameters(_replacement(patch, original)), None),
-                "sha256": hashlib.sha256(source.encode()).hexdigest() if source else None,
+                "sha256": _hash(source) if source else None,
                 "source": _pack(source),
                 "depends": {path: _pack(_source_at(path)) for path in patch.depends},
             }
@@ -155,17 +155,48 @@ def write_lock(path: Path, lock: dict[str, Any]) -> None:
 
 def read_lock(path: Path) -> dict[str, Any]:
     """A lock from a file; an empty one if there is none. `PatchError` if the file is no lock."""
-    if not path.is_file():
+    if not path.exists():
         return {"schema": 1, "versions": {}, "modes": {}}
     try:
         lock = json.loads(path.read_text(encoding="utf-8"))
-        if lock["schema"] != 1 or not isinstance(lock["modes"], dict):
+        if not isinstance(lock, dict) or lock.get("schema") != 1:
             raise ValueError("schema is not 1")
-    except (ValueError, KeyError, TypeError) as error:
+        if not _texts_by_name(lock.get("versions")) or not isinstance(lock.get("modes"), dict):
+            raise ValueError("it has no versions or no modes")
+        for mode, entries in lock["modes"].items():
+            for name in entries if isinstance(entries, dict) else [""]:
+                if not name or not _is_entry(entries[name]):
+                    raise ValueError(f"what it has of {f'{mode}: {name}' if name else mode} is damaged")
+    except (OSError, ValueError) as error:
         raise PatchError(
-            f"{path} is no lock of patches: {error}; write it again with --update-lock"
+            f"{path} is no lock of patches: {error}; delete it, and write it again with --update-lock"
         ) from error
-    return dict(lock)
+    return lock
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether `entry` is what `lock_of` writes, and its source is the text whose hash it has."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
+        return False
+    lists = [entry.get("dropped", []), [] if entry.get("parameters") is None else entry["parameters"]]
+    if not all(isinstance(one, list) and all(isinstance(x, str) for x in one) for one in lists):
+        return False
+    depends = entry.get("depends", {})
+    if not _texts_by_name(depends):
+        return False
+    try:
+        texts = [_unpack(packed) for packed in (entry["source"], *depends.values())]
+    except (ValueError, zlib.error):
+        return False
+    return entry.get("sha256") == (_hash(texts[0]) if texts[0] else None)
+
+
+def _texts_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+
+
+def _hash(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def lint(mode: str, patches: Sequence[Patch], lock: dict[str, Any]) -> list[Finding]:
@@ -215,6 +246,8 @@ def _lint_one(mode: str, patch: Patch, known: Any, versions: dict[str, str]) -> 
             [
                 f"target:      ({', '.join(_text(now) or ())})",
                 f"replacement: ({', '.join(_text(taken) or ())})",
+                *_broken_calls(dropped, now or {}, taken or {}),
+                "where a model makes such a call, change the patch; elsewhere there is nothing to do",
             ],
         )
     if known is None:
@@ -227,7 +260,7 @@ def _lint_one(mode: str, patch: Patch, known: Any, versions: dict[str, str]) -> 
                 "error", f"the target no longer takes {', '.join(lost)}, which it did {_when(versions)}"
             )
     source = source_of(original)
-    if known.get("sha256") and hashlib.sha256(source.encode()).hexdigest() != known["sha256"]:
+    if known.get("sha256") and _hash(source) != known["sha256"]:
         yield finding(
             "warning",
             f"the target is another text than {_when(versions)}: see whether the patch still fits",
@@ -262,17 +295,55 @@ def _dropped(
     """
     if now is None or taken is None:
         return []
+    moved = [f"{name} by position" for name in _moved(now, taken)]
     kinds = {parameter.kind for parameter in taken.values()}
     named = [name for name, parameter in now.items() if parameter.kind not in _KINDS]
     own = [name for name, parameter in taken.items() if parameter.kind not in _KINDS]
     # What a method calls its instance is its own matter.
     missing = [name for name in named[own[:1] != named[:1] :] if name not in own]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        return missing
+        return [*missing, *moved]
     if patch.wraps:
-        return []  # handed on to the original
+        return moved  # the rest is handed on to the original
     before = known.get("parameters") if known else None
-    return [name for name in missing if before is not None and name not in before]
+    return [*(name for name in missing if before is not None and name not in before), *moved]
+
+
+def _by_position(parameters: dict[str, inspect.Parameter]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, parameter in parameters.items() if parameter.kind in kinds]
+
+
+def _moved(now: dict[str, inspect.Parameter], taken: dict[str, inspect.Parameter]) -> list[str]:
+    """Parameters whose place among the positional ones another one of the target has in the replacement."""
+    pairs = zip(_by_position(now), _by_position(taken), strict=False)
+    return [name for name, other in pairs if other != name and other in now and name in taken]
+
+
+def _broken_calls(
+    dropped: Sequence[str], now: dict[str, inspect.Parameter], taken: dict[str, inspect.Parameter]
+) -> Iterable[str]:
+    """Which calls of the target fail, or mean something else, under the replacement: a sentence each."""
+    places, own = _by_position(now), _by_position(taken)
+    kinds = {parameter.kind for parameter in taken.values()}
+    for name in places:
+        at = places.index(name)
+        if f"{name} by position" in dropped:
+            yield f"a call that gives `{name}` by position: it arrives as `{own[at]}`"
+        elif name in dropped and at < len(own):
+            yield f"a call with `{name}=...`: {_by_keyword(kinds)}; by position it arrives as `{own[at]}`"
+        elif name in dropped:
+            yield f"a call with `{name}=...`: {_by_keyword(kinds)}"
+        elif at and at >= len(own) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+            yield f"a call that gives `{name}` by position: TypeError; by its name it works"
+    for name in now:
+        if name in dropped and name not in places:
+            yield f"a call with `{name}=...`: {_by_keyword(kinds)}"
+
+
+def _by_keyword(kinds: set[Any]) -> str:
+    swallowed = inspect.Parameter.VAR_KEYWORD in kinds
+    return "computed as if it were not there" if swallowed else "TypeError while the mode is active"
 
 
 def diff_of(patch: Patch) -> list[str]:

@@ -87,6 +87,10 @@ class Patch:
         if self.scope is None and "." not in self.target:
             raise PatchError(f"patch {self.target!r}: the target is a dotted path, package.module.name")
 
+    def __hash__(self) -> int:
+        # A replacement may be a constant, or an object that cannot be hashed.
+        return hash((self.target, self.name))
+
     def rests(self) -> str:
         """Why the installed versions do not need it, ``""`` where they do."""
         from packaging.specifiers import SpecifierSet

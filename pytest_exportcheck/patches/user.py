@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 from ..errors import PatchError
@@ -111,7 +112,7 @@ def _patches(value: Any, name: str) -> Iterator[Patch]:
         for item in value:
             yield from _patches(item, name)
     elif hasattr(value, "__enter__") and hasattr(value, "__exit__") and not isinstance(value, type):
-        yield _scope(name, lambda model: value, value)
+        yield _scope(name, _again(value), value)
     elif callable(value):
         yield _scope(name, _with_model(value), value)
     else:
@@ -129,7 +130,13 @@ def _of_class(cls: Any, name: str) -> Iterator[Patch]:
     owner = cls._PATCHED_CLASS_
     if owner is None:
         return  # a class that these versions do not have
-    for method in getattr(cls, "_PATCHES_", ()):
+    if not isinstance(owner, type):
+        raise PatchError(f"{name}: {cls.__name__}._PATCHED_CLASS_ is {owner!r}, neither a class nor None")
+    methods = getattr(cls, "_PATCHES_", None)
+    if not isinstance(methods, Iterable) or isinstance(methods, str):
+        # Without it the mode would change nothing and look like one that does.
+        raise PatchError(f"{name}: {cls.__name__} needs _PATCHES_, a list of names of its methods")
+    for method in methods:
         if method is None:
             continue
         replacement = inspect.getattr_static(cls, method, None)
@@ -137,16 +144,46 @@ def _of_class(cls: Any, name: str) -> Iterator[Patch]:
             raise PatchError(f"{name}: {cls.__name__}._PATCHES_ names {method!r}, which {cls.__name__} lacks")
         yield Patch(
             f"{owner.__module__}.{owner.__qualname__}.{method}",
-            replacement,
+            _of_owner(replacement, cls, owner),
             why=_first_line(replacement) or _first_line(cls),
             link=str(getattr(cls, "_PATCHED_PR_", "")),
             owner=owner,
         )
 
 
+def _of_owner(replacement: Any, cls: type, owner: type) -> Any:
+    """A method of `cls` whose ``super()`` and ``__class__`` mean those of the class that it is put into."""
+    if isinstance(replacement, (staticmethod, classmethod)):
+        return type(replacement)(_of_owner(replacement.__func__, cls, owner))
+    closure = getattr(replacement, "__closure__", None)
+    if not isinstance(replacement, FunctionType) or not closure:
+        return replacement
+    names = replacement.__code__.co_freevars
+    if "__class__" not in names or closure[names.index("__class__")].cell_contents is not cls:
+        return replacement
+    cells = tuple(CellType(owner) if n == "__class__" else c for n, c in zip(names, closure, strict=True))
+    made = FunctionType(
+        replacement.__code__,
+        replacement.__globals__,
+        replacement.__name__,
+        replacement.__defaults__,
+        cells,
+    )
+    made.__kwdefaults__ = replacement.__kwdefaults__
+    return functools.update_wrapper(made, replacement, updated=("__dict__",))
+
+
 def _scope(name: str, enter: Callable[[Any], AbstractContextManager[Any]], value: Any) -> Patch:
     shown = getattr(value, "__qualname__", type(value).__name__)
     return Patch(f"context manager {shown}", scope=enter, why=_first_line(value), name=f"{name}.{shown}")
+
+
+def _again(manager: Any) -> Callable[[Any], AbstractContextManager[Any]]:
+    """What `contextlib.contextmanager` made is entered once, a mode many times: it is made anew, as where it
+    serves as a decorator.
+    """
+    made_anew = getattr(manager, "_recreate_cm", None)
+    return (lambda model: manager) if made_anew is None else (lambda model: made_anew())
 
 
 def _with_model(function: Callable[..., Any]) -> Callable[[Any], AbstractContextManager[Any]]:

@@ -144,6 +144,57 @@ def test_two_of_which_one_is_needed(tmp_path: Path) -> None:
     assert found["never_called"] == ["idle"]
 
 
+def test_two_pairs_of_which_one_each_is_needed(tmp_path: Path) -> None:
+    """A neutral patch is none of an alternative, and two that are needed only together are needed."""
+    source = NET.replace("self.branch(self.linear(x))", "self.first(self.second(self.both(self.linear(x))))")
+    source += """
+
+def _first(self, x): return self.first_again(x)
+def _second(self, x): return self.second_again(x)
+def _branch(self, x): return x * 2 if x.sum() > 0 else x
+def _where(self, x): return torch.where(x.sum() > 0, x * 2, x)
+def _both(self, x): return self.half(self.other_half(x))
+for name, function in dict(
+    first=_first, second=_second, both=_both,
+    first_again=_branch, second_again=_branch, half=_branch, other_half=_branch,
+).items():
+    setattr(Net, name, function)
+names = "first first_again second second_again half other_half".split()
+pairs = [patch(name, _where) for name in names]
+"""
+    found = _ablated(tmp_path, "*pairs, rewritten", source)
+    assert _kinds(found) == {
+        **dict.fromkeys(("first", "first_again", "second", "second_again"), "alternative"),
+        **dict.fromkeys(("half", "other_half"), "needed"),
+        "rewritten": "neutral",
+    }
+
+
+def test_two_pairs_that_harm(tmp_path: Path) -> None:
+    source = NET.replace("x * 2 if x.sum() > 0 else x", "x * 2").replace(
+        "self.branch(self.linear(x))", "self.b(self.a(self.d(self.c(self.linear(x)))))"
+    )
+    source += """
+
+def _same(self, x): return x * 1
+def _sets(self, x):
+    self.__dict__["seen"] = True
+    return x * 1
+def _fails(self, x):
+    if self.__dict__.pop("seen", False) and torch.compiler.is_exporting():
+        raise RuntimeError("both are there")
+    return x * 1
+for name in "abcd":
+    setattr(Net, name, _same)
+harmful_pairs = [patch("a", _sets), patch("b", _fails), patch("c", _sets), patch("d", _fails)]
+"""
+    found = _ablated(tmp_path, "*harmful_pairs, rewritten", source)
+    assert (found["with"], found["without_any"]) == ("export", "pass")
+    kinds = _kinds(found)
+    assert kinds.pop("rewritten") == "neutral"
+    assert {kinds[name] for name in "ab"} == {kinds[name] for name in "cd"} == {"harmful"}
+
+
 def test_a_case_that_fails_anyway_at_another_stage_or_the_same(tmp_path: Path) -> None:
     source = NET.replace("return x.sin()", "return x.sin() if x.mean() > 5 else x.cos()")
     found = _ablated(tmp_path, "cured, rewritten", source)

@@ -80,6 +80,33 @@ def test_a_pytree_node_and_an_attention_function(model: torch.nn.Module) -> None
     assert difference(before) == []
 
 
+def test_kernels_and_decompositions_of_operators(model: torch.nn.Module) -> None:
+    operator = torch.ops.aten.erfinv.default
+    key = torch._C.DispatchKey.AutocastCPU
+    decompositions = torch._decomp.global_decomposition_table["post_autograd"]
+    decomposed = decompositions[operator]
+    before = snapshot(model)
+    library = torch.library.Library("exportcheck_leaks", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    operator.py_impl(key)(lambda x: x)
+    decompositions[operator] = lambda x: x
+    try:
+        assert [f"{leak.place} {leak.change}" for leak in difference(before)] == [
+            "decomposition (post_autograd) of aten.erfinv.default changed",
+            f"kernel of aten.erfinv.default for {key} added",
+            "operator definition exportcheck_leaks::twice added",
+            "operator kernel exportcheck_leaks/twice/CPU added",
+        ]
+    finally:
+        decompositions[operator] = decomposed
+        del operator.py_kernels[key]
+        operator._dispatch_cache.clear()
+        library._destroy()
+        torch.library._defs.discard("exportcheck_leaks::twice")  # torch 2.13 does not
+    assert difference(before) == []
+
+
 def test_a_class_of_a_module_imported_meanwhile_is_no_leak(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

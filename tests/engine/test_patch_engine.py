@@ -175,6 +175,26 @@ def test_the_same_patch_twice_is_applied_once(library: Any) -> None:
     assert library.function is original
 
 
+class _Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, x: Any) -> Any:
+        return x - 1
+
+
+def test_a_replacement_need_not_be_hashable(library: Any) -> None:
+    with applied([Patch("patched_library.function", _Unhashable())]):
+        assert library.function(1) == 0
+    assert library.function(1) == 2
+
+
+def test_a_target_that_cannot_be_replaced(library: Any) -> None:
+    patches = [Patch("patched_library.function", _minus), Patch("builtins.list.append", _minus)]
+    with pytest.raises(PatchError, match=r"builtins\.list\.append: it cannot be replaced"), applied(patches):
+        pass
+    assert library.function(1) == 2
+
+
 def test_two_patches_of_one_target_are_undone_in_reverse(library: Any) -> None:
     original = library.function
     with applied([Patch("patched_library.function", _minus)]):
@@ -310,6 +330,26 @@ def test_the_nodes_of_a_replacement_called_elsewhere_are_not_counted(library: An
     with applied([Patch("patched_library.function", _two_operators)]) as activity:
         program = torch.export.export(Both(), (torch.ones(2),))
     assert evidence(activity, program)["nodes"] == {"patched_library.function": 2}
+
+
+def test_nodes_of_patches_that_share_a_line_or_a_function_are_told_apart(library: Any) -> None:
+    class Three(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return library.function(library.Base.static(x)) + library.Child().method(x)  # type: ignore[no-any-return]
+
+    one, two = (lambda x: x.sin(), lambda self, x: x.sin().cos())
+    patches = [
+        Patch("patched_library.function", one),
+        Patch("patched_library.Base.static", one),
+        Patch("patched_library.Base.method", two),
+    ]
+    with applied(patches) as activity:
+        program = torch.export.export(Three(), (torch.ones(2),))
+    assert evidence(activity, program)["nodes"] == {
+        "patched_library.function": 1,
+        "patched_library.Base.static": 1,
+        "patched_library.Base.method": 2,
+    }
 
 
 def _to_edit(x: int) -> int:

@@ -80,6 +80,79 @@ def test_another_body_is_a_warning_with_the_diff(library: Any) -> None:
     assert "+    return x / scale" in finding.details
 
 
+def _reordered(scale: Any, x: Any) -> Any:
+    return x
+
+
+def _by_name(x: Any, *, scale: Any) -> Any:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("replacement", "target", "message", "details"),
+    [
+        (
+            _takes, "x, factor",
+            "does not take factor",
+            ["a call with `factor=...`: TypeError while the mode is active; "
+             "by position it arrives as `scale`"],
+        ),
+        (
+            _takes, "x, scale, *, bias=None",
+            "does not take bias",
+            ["a call with `bias=...`: TypeError while the mode is active"],
+        ),
+        (
+            _by_name, "x, scale, bias=None",
+            "does not take bias",
+            ["a call that gives `scale` by position: TypeError; by its name it works",
+             "a call with `bias=...`: TypeError while the mode is active"],
+        ),
+        (
+            _reordered, "x, scale",
+            "does not take x by position, scale by position",
+            ["a call that gives `x` by position: it arrives as `scale`",
+             "a call that gives `scale` by position: it arrives as `x`"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_calls_that_break_are_said(
+    library: Any, replacement: Any, target: str, message: str, details: list[str]
+) -> None:
+    library.write(f"def attend({target}):\n    return x\n")
+    patches = [Patch("locked_library.attend", replacement)]
+    findings = lint("mine", patches, read_lock(Path("no such file")))
+    (error,) = [finding for finding in findings if finding.level == "error"]
+    assert message in error.message
+    assert list(error.details[2:]) == [
+        *details, "where a model makes such a call, change the patch; elsewhere there is nothing to do",
+    ]  # fmt: skip
+    # Accepted with the lock that is written now.
+    assert [one.level for one in lint("mine", patches, lock_of([("mine", patches)]))] == ["warning"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda lock, entry: lock.pop("versions"),
+        lambda lock, entry: lock["modes"].update(mine=[]),
+        lambda lock, entry: lock["modes"]["mine"].update({"locked_library.attend": "text"}),
+        lambda lock, entry: entry.update(source="!!!"),
+        lambda lock, entry: entry.update(sha256="0"),
+        lambda lock, entry: entry.update(parameters=3),
+        lambda lock, entry: entry.update(dropped=None),
+        lambda lock, entry: entry.update(depends=[1]),
+    ],
+)
+def test_a_damaged_lock_is_refused(library: Any, tmp_path: Path, damage: Any) -> None:
+    library.write(_BEFORE)
+    lock = json.loads(json.dumps(lock_of([("mine", [Patch("locked_library.attend", _takes)])])))
+    damage(lock, lock["modes"]["mine"]["locked_library.attend"])
+    (tmp_path / "lock.json").write_text(json.dumps(lock))
+    with pytest.raises(PatchError, match=r"is no lock of patches: .*; delete it, and write"):
+        read_lock(tmp_path / "lock.json")
+
+
 @pytest.mark.parametrize("replacement", [_takes, _swallows])
 def test_a_new_parameter_that_the_replacement_drops_is_an_error(library: Any, replacement: Any) -> None:
     """Also if ``**kwargs`` swallows it: the result is silently another one."""

@@ -106,9 +106,31 @@ def test_a_patched_class_tells_its_reason() -> None:
 @pytest.mark.parametrize("scope", [_settings, _settings(), _of_the_model])
 def test_a_context_manager_is_a_mode(scope: Any) -> None:
     layer = Layer()
-    with as_mode("mine", scope).apply(layer, "torch"):
-        assert layer.setting == 1
-    assert not hasattr(layer, "setting")
+    mode = as_mode("mine", scope)
+    for _ in range(2):  # a mode is entered for the comparison, and for each export
+        with mode.apply(layer, "torch"):
+            assert layer.setting == 1
+        assert not hasattr(layer, "setting")
+
+
+class Inner(Layer):
+    pass
+
+
+class PatchedInner:
+    _PATCHED_CLASS_ = Inner
+    _PATCHES_ = ("forward",)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert __class__ is Inner  # type: ignore[name-defined]
+        return super().forward(x) * 10  # type: ignore[misc]
+
+
+def test_super_in_a_patched_class_is_that_of_the_class_it_patches() -> None:
+    x = torch.ones(1)
+    with as_mode("mine", PatchedInner).apply(Inner(), "torch"):
+        assert torch.equal(Inner()(x), Layer()(x) * 10)
+    assert torch.equal(Inner()(x), Layer()(x))
 
 
 @pytest.mark.parametrize(
@@ -120,6 +142,12 @@ def test_a_context_manager_is_a_mode(scope: Any) -> None:
         (
             type("P", (), {"_PATCHED_CLASS_": Layer, "_PATCHES_": ["gone"]}),
             r"_PATCHES_ names 'gone', which P lacks",
+        ),
+        (type("P", (), {"_PATCHED_CLASS_": Layer}), r"P needs _PATCHES_, a list of names"),
+        (type("P", (), {"_PATCHED_CLASS_": Layer, "_PATCHES_": "forward"}), r"P needs _PATCHES_"),
+        (
+            type("P", (), {"_PATCHED_CLASS_": "a.B", "_PATCHES_": []}),
+            r"P\._PATCHED_CLASS_ is 'a\.B', neither a class nor None",
         ),
         (ModuleType("empty"), r"module empty has no class with _PATCHED_CLASS_"),
     ],
@@ -402,6 +430,33 @@ def test_torch_export_patches_applies_what_is_asked(capsys: pytest.CaptureFixtur
     with torch_export_patches(patch_torch=False, custom_patches={PATH: PatchedLayer.forward}):
         assert torch.nn.functional.scaled_dot_product_attention is sdpa
         assert Layer.forward is not PatchedLayer.forward
+
+
+class _NeedsBoth(torch.nn.Module):
+    """Does not export: first for what a patch cures, then for a branch."""
+
+    def layer(self, x: torch.Tensor) -> torch.Tensor:
+        return x * float(torch.tensor(x.tolist()).sum() * 0 + 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+
+def test_what_is_rewritten_is_found_with_the_patches_in_place() -> None:
+    x = torch.ones(3)
+    path = f"{__name__}._NeedsBoth.layer"
+    with torch_export_patches(
+        rewrite=_NeedsBoth(),
+        custom_patches={path: lambda self, x: x * 1.0},
+        calls=[((x,), {}), ((-x,), {})],
+        stop_if_static=1,
+    ):
+        program = torch.export.export(_NeedsBoth(), (x,))
+    for sign in (1, -1):
+        assert torch.equal(program.module()(x * sign), _NeedsBoth()(x * sign))
 
 
 def test_rewriting_needs_calls() -> None:

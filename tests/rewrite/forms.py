@@ -418,3 +418,81 @@ class Transposed(Base):
         if x.sum() > 0:
             y = self.linear(x).t().contiguous().t()
         return y
+
+
+@form("torch.where", "torch.while_loop", inputs=(wide(1.0), wide(-1.0, 7), wide(2.0, 9)))
+class RowsReboundInTheLoop(Base):
+    """What a loop runs over is computed once."""
+
+    def forward(self, x):
+        s = x[0] * 0
+        for row in x:
+            s = s + row
+            x = self.linear(x)
+            if s.sum() > 6:
+                break
+        return s, x
+
+
+@form("torch.where", "torch.cond", "torch.where")
+class LayersBreak(Base):
+    """Whether the loop was left is a boolean, which ONNX Runtime selects with no ``Where``."""
+
+    def forward(self, x):
+        for layer in (self.linear, self.linear):
+            x = layer(x)
+            if x.mean() > 0.1:
+                x = x * 10
+                break
+        else:
+            x = x - 5
+        return x
+
+
+@form("torch.cond")
+class WritesByTwoIndices(Base):
+    def forward(self, x):
+        y = torch.zeros_like(x)
+        view = y[0]
+        if x.sum() > 0:
+            y[0, 1] = 3
+            y[-1] = x[0]
+            y[..., 2] = 7
+            y[0, :2] = 9
+        return y, view
+
+
+@form("torch.cond", "torch.where", "torch.cond", "torch.where", "torch.where")
+class NumbersInNestedBranches(Base):
+    def forward(self, x):
+        s, k = x.sum(), 0
+        if s > 0:
+            k = 1
+            if x.max() > 1.5:
+                k = k + 10
+            else:
+                x = self.linear(x)
+        elif s < -10:
+            k = 2
+            x = x.abs()
+        if k == 0 and not s > 0:
+            x = x + 100
+        return x * (k + 1)
+
+
+@form("torch.while_loop", "torch.where")
+class EndlessForInfinity(Base):
+    """The proof tries infinite values to reach the second test; the loop does not end for them."""
+
+    def forward(self, x):
+        while x.abs().max() > 0.5:
+            x = x * 0.7
+        if x.min() > 0.45:
+            x = x + 1
+        return x
+
+
+#: Forms that convert to ONNX too: what is special about them shows there.
+CONVERTED = (
+    "RowsReboundInTheLoop", "LayersBreak", "WritesByTwoIndices", "NumbersInNestedBranches",
+)  # fmt: skip

@@ -121,6 +121,14 @@ class ReturnInWith(Base):
         return x * 2
 
 
+@refused(r"aten\.equal\.default gives a Python value.*`\(a == b\)\.all\(\)`")
+class AsksTorchWhetherEqual(Base):
+    def forward(self, x):
+        if torch.equal(x, x.abs()):
+            return x * 2
+        return x
+
+
 @right
 class Walrus(Base):
     def forward(self, x):

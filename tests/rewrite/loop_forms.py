@@ -253,6 +253,72 @@ class BoundMethods(OverLength):
         return h
 
 
+@loop
+class FromTheSecond(Base):
+    """No rounds for one element, for which `torch.arange` would raise."""
+
+    def forward(self, x):
+        h = x[:, 0]
+        for t in range(1, x.shape[1] + 1):
+            h = h * 0.5 + x[:, t - 1] * x[:, -t]
+        return h
+
+
+@loop
+class FromTheEnd(Base):
+    def forward(self, x):
+        n = x.shape[1]
+        out = torch.zeros_like(x)
+        h = torch.zeros(x.shape[0], 4)
+        for t in range(n):
+            h = torch.tanh(h + x[:, -t - 1] + x[:, ~t] * x[:, n - 1 - t])
+            out[:, -t - 1] = h
+        return out
+
+
+@loop
+class NegativeCounter(Base):
+    def forward(self, x):
+        h = torch.zeros(x.shape[0], 4)
+        for t in range(-x.shape[1], 0):
+            h = torch.tanh(h + x[:, t])
+        return h
+
+
+@loop
+class AddsIntoARow(Base):
+    def forward(self, x):
+        out = x.clone()
+        for t in range(x.shape[1]):
+            out[:, t] += out[:, t - 1] * 0.5
+        return out
+
+
+@loop
+class ListWithAFirstValue(Base):
+    def forward(self, x):
+        h = x[:, 0] * 0
+        outs, joined = [h], [h]
+        for row in x.unbind(1):
+            h = torch.tanh(h + row)
+            outs.append(h)
+            joined.append(h)
+        return torch.stack(outs, dim=1), torch.cat(joined, -1)
+
+
+@loop
+class CountsDown(Base):
+    """A number that starts as the size."""
+
+    def forward(self, x):
+        n = x.shape[1]
+        h = torch.zeros(x.shape[0], 4)
+        for t in range(n):
+            h = h + x[:, t] * n
+            n = n - 1
+        return h
+
+
 @refused(r"`break`.*torch.where")
 class Breaks(Base):
     def forward(self, x):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import onnxruntime
 import pytest
+import torch
+from torch.utils import _pytree
 
-from .forms import FORMS, NEGATIVE, POSITIVE
+from .forms import CONVERTED, FORMS, NEGATIVE, POSITIVE
 from .helpers import differences, rewriting_of
 from .hostile import HOSTILE
 
@@ -42,3 +46,35 @@ def test_a_hostile_form_is_right_or_refused(name: str) -> None:
     assert rewriting.error is None
     assert rewriting.methods
     assert differences(hostile.make().eval(), programs[0], [*FORMS["Not"].inputs, POSITIVE, NEGATIVE]) == []
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_form_converts(name: str, tmp_path: Path) -> None:
+    form = FORMS[name]
+    _, programs = rewriting_of(form.make().eval())
+    converted = torch.onnx.export(programs[0], verbose=False)
+    assert converted is not None
+    converted.save(tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    (given,) = session.get_inputs()
+    for x in (*form.inputs, POSITIVE, NEGATIVE):
+        with torch.no_grad():
+            expected = _pytree.tree_leaves(form.make().eval()(x.clone()))
+        for a, b in zip(session.run(None, {given.name: x.numpy()}), expected, strict=False):
+            torch.testing.assert_close(torch.as_tensor(a), b, atol=1e-5, rtol=1e-5)
+
+
+def test_the_function_of_the_model_is_rewritten_again_and_no_copy() -> None:
+    """The code of a rewritten function is that of the function which was compiled for it, too."""
+
+    class Twice(torch.nn.Module):
+        def forward(self, x):  # type: ignore[no-untyped-def]
+            if any(t > 3 for t in (x.sum(), x.max())):
+                return x * 2
+            return x
+
+    rewriting, _ = rewriting_of(Twice())
+    assert rewriting.refused is not None
+    assert "no test in" in rewriting.refused.message
+    assert rewriting.refused.place is not None
+    assert rewriting.refused.place.file == __file__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -183,11 +184,8 @@ def _first_loop(
 def _merged(first: RewrittenMethod, second: RewrittenMethod) -> RewrittenMethod:
     """Two rewritings of one function, one after the other."""
     proof = Proof(first.proof.branches + second.proof.branches, first.proof.runs + second.proof.runs)
-    return RewrittenMethod(
-        target=first.target,
-        original=first.original,
-        func=second.func,
-        code=second.code,
+    return replace(
+        second,
         dump=unified_diff(read_source(first.original), second.code, first.target),
         targets=first.targets + second.targets,
         proof=proof,

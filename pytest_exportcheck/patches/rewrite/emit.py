@@ -32,7 +32,18 @@ from .probe import PROBE, Kind, Probe
 from .purity import is_cheap
 from .source import FunctionNode, FunctionSource
 from .structure import Structurer
-from .tests_in import Branch, assign, atoms, branch_of, expression, is_truth, name, opened, statements
+from .tests_in import (
+    Branch,
+    as_tensor,
+    assign,
+    atoms,
+    branch_of,
+    expression,
+    is_truth,
+    name,
+    opened,
+    statements,
+)
 from .values import RewriteRefused
 
 __all__ = ["Emitter"]
@@ -399,9 +410,8 @@ class Emitter:
             a, b = true[out], false[out]
             if form.kind == "number" and form.dtype not in ("torch.int64", "torch.bool"):
                 # torch.where makes a float32 tensor of Python floats
-                dtype = ast.parse(form.dtype, mode="eval").body
-                a, b = (expression("torch.as_tensor(a, dtype=d)", a=side, d=dtype) for side in (a, b))
-            values[out] = expression("torch.where(test, a, b)", test=test, a=a, b=b)
+                a, b = (as_tensor(side, form.dtype) for side in (a, b))
+            values[out] = _chosen(form, test, a, b)
         if any((loads(value) - {out}) & set(forms) for out, value in values.items()):
             for out in forms:  # all values before any of them is bound: `a, b = b, a`
                 text = self.structure.fresh(f"{out}_new")
@@ -546,8 +556,14 @@ class Emitter:
         self.promoted = outer | {text for text in carried if forms[text].kind == "number"}
         try:
             test = self._forced(self._loop_test(stmt.test, set(carried)), branch)
+            negative = {
+                text
+                for text in carried
+                for kind in before[text] | rounds.get(text, set())
+                if kind.kind == "number" and kind.value < 0
+            }
             block = [
-                IndexByTensor(self.promoted).visit(copy.deepcopy(s))
+                IndexByTensor(self.promoted, negative).visit(copy.deepcopy(s))
                 for s in self._emitted(body, inside, branch)
             ]
         finally:
@@ -617,6 +633,21 @@ def _changed_in_place(text: str, stmts: Sequence[ast.stmt], before: dict[str, se
 
 def _bound(out: str, value: ast.expr, filled: list[str]) -> ast.stmt:
     return ast.Expr(expression("a.copy_(b)", a=name(out), b=value)) if out in filled else assign(out, value)
+
+
+def _chosen(form: Form, test: ast.expr, a: ast.expr, b: ast.expr) -> ast.expr:
+    """`a` where the test is true, `b` elsewhere; ONNX Runtime (1.32) has no ``Where`` of booleans."""
+    if form.dtype != "torch.bool":
+        return expression("torch.where(test, a, b)", test=test, a=a, b=b)
+    fixed_a, fixed_b = (getattr(side, "value", None) for side in (a, b))
+    if form.kind == "number":
+        a, b = (as_tensor(side, form.dtype) for side in (a, b))
+    if fixed_a is True:
+        return expression("torch.logical_or(test, b)", test=test, b=b)
+    if fixed_b is False:
+        return expression("torch.logical_and(test, a)", test=test, a=a)
+    both = "torch.logical_or(torch.logical_and(t, a), torch.logical_and(torch.logical_not(t), b))"
+    return expression(both, t=test, a=a, b=b)
 
 
 def _own(value: ast.expr, form: Form) -> ast.expr:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .probe import Kind
-from .tests_in import Branch, expression
+from .tests_in import Branch, as_tensor
 from .values import RewriteRefused
 
 __all__ = ["Form", "has_number", "is_operand", "merged", "output", "selectable"]
@@ -115,8 +115,7 @@ def has_number(form: Form) -> bool:
 def output(value: ast.expr, form: Form, finish: Callable[[ast.expr, Form], ast.expr]) -> ast.expr:
     """The expression for `value` in its form; `finish` is applied to each tensor."""
     if form.kind == "number":
-        dtype = ast.parse(form.dtype, mode="eval").body
-        return finish(expression("torch.as_tensor(a, dtype=d)", a=value, d=dtype), form)
+        return finish(as_tensor(value, form.dtype), form)
     if form.kind == "container":
         items = [
             (key, output(ast.Subscript(value=value, slice=ast.Constant(key), ctx=ast.Load()), item, finish))

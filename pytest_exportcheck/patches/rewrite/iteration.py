@@ -40,6 +40,20 @@ class Counter:
         """Whether it counts 0, 1, 2, ..."""
         return _integer(self.start) == 0 and _integer(self.step) == 1
 
+    @property
+    def falls(self) -> bool:
+        """Whether it counts down."""
+        return (_integer(self.step) or 1) < 0
+
+    @property
+    def may_be_negative(self) -> bool:
+        """Whether the source leaves it open that a number is negative."""
+        start, step = _integer(self.start), _integer(self.step)
+        if step is None or step > 0:
+            return step is None or start is None or start < 0
+        stop = _integer(self.stop)
+        return stop is None or stop < -1
+
 
 @dataclass
 class Iteration:

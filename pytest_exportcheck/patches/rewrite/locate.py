@@ -10,16 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, TracebackType
+from typing import TypeGuard
 
 import torch
 
 from ..stop_if_static import FrozenAt
+from .source import is_made
 from .values import Place, RewriteRefused, Site
 
 __all__ = ["functions_of", "is_data_dependent", "locate", "where_frozen"]
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _CAPTURE = os.path.join(_TORCH, "export", "_trace.py")
+#: An operator gives a Python value: ``torch.equal``, ``torch.allclose``.
+_ANSWERS = "DataDependentOutputException"
 _OWN = str(Path(__file__).parents[2]) + os.sep
 
 
@@ -43,7 +47,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 def is_data_dependent(error: BaseException) -> bool:
     """Whether an export failed because Python code asked for the value of a tensor."""
     return any(
-        type(one).__name__ == "GuardOnDataDependentSymNode" or "data-dependent" in str(one).lower()
+        type(one).__name__ in ("GuardOnDataDependentSymNode", _ANSWERS)
+        or "data-dependent" in str(one).lower()
         for one in _chain(error)
     )
 
@@ -89,8 +94,16 @@ def locate(error: BaseException) -> Site:
             "rewriting control flow cannot help here",
         )
     nearest: _Frame | None = None
+    answers = any(type(one).__name__ == _ANSWERS for one in _chain(error))
     for frame in _frames(error):
         nearest = nearest or frame
+        if answers:
+            raise RewriteRefused(
+                f"{lines[0]} gives a Python value that depends on tensors",
+                "write `(a == b).all()` for torch.equal(a, b), and `torch.isclose(a, b).all()` for "
+                "torch.allclose(a, b)",
+                nearest.place,
+            )
         if not _asks_for_a_value(frame.place):
             continue
         functions = functions_of(frame.code) if frame.code else _functions_at(frame.place, frame.name)
@@ -126,14 +139,14 @@ def functions_of(code: CodeType) -> list[tuple[FunctionType, CodeType]]:
 
     A function that another one makes anew on every call cannot be replaced; the one that makes it can.
     """
-    direct = [one for one in gc.get_referrers(code) if type(one) is FunctionType and one.__code__ is code]
+    direct = [one for one in gc.get_referrers(code) if _is_of_model(one) and one.__code__ is code]
     lasting = [one for one in direct if _lasts(one)]
     if lasting:
         return [(one, code) for one in lasting]
     outer = [
         one
         for one in gc.get_objects()
-        if type(one) is FunctionType
+        if _is_of_model(one)
         and one.__code__.co_filename == code.co_filename
         and one.__code__ is not code
         and any(nested == code for nested in _all_codes(one.__code__))
@@ -141,6 +154,10 @@ def functions_of(code: CodeType) -> list[tuple[FunctionType, CodeType]]:
     ]
     outer.sort(key=lambda one: len(one.__qualname__))
     return [(one, code) for one in outer or direct]
+
+
+def _is_of_model(found: object) -> TypeGuard[FunctionType]:
+    return type(found) is FunctionType and not is_made(found)
 
 
 def _lasts(function: FunctionType) -> bool:
@@ -176,7 +193,7 @@ def _functions_at(place: Place, name: str) -> list[tuple[FunctionType, CodeType]
     """Functions whose code, or code nested in it, has the line: dynamo gives a file, a line and a name."""
     found: list[tuple[FunctionType, CodeType]] = []
     for one in gc.get_objects():
-        if type(one) is FunctionType and one.__code__.co_filename == place.file:
+        if _is_of_model(one) and one.__code__.co_filename == place.file:
             found += [
                 (one, code)
                 for code in _all_codes(one.__code__)

@@ -14,13 +14,13 @@ from torch.utils import _pytree
 from .equality import outcomes_differ, replay
 from .folds import changed, unconditional
 from .iteration import comprehension_as_loop
-from .names import assigned, loads, own_nodes
+from .names import FreeNames, assigned, loads, own_nodes
 from .probe import PROBE, Call, Probe
 from .scan import LOOP, ROUND, ScanEmitter
 from .source import FunctionNode, FunctionSource, compile_function, read_source, target_name
 from .tests_in import statements, with_probes
-from .text import rewritten_text, unified_diff
-from .transform import Run, parsed, record_calls, twin
+from .text import rewritten_text
+from .transform import Run, method_of, parsed, record_calls, twin
 from .values import LoopProof, Place, Proof, RewriteRefused, RewrittenMethod, Site
 
 __all__ = ["loop_at", "rewrite_loop"]
@@ -108,17 +108,7 @@ def rewrite_loop(function: FunctionType, run: Run, site: Site) -> RewrittenMetho
     notes = list(emitter.notes)
     if 0 in (*proof.observed, *proof.made):
         notes.append(f"{at}: no program runs a scan over an axis of no elements, which the original takes")
-    target = target_name(function)
-    return RewrittenMethod(
-        target=target,
-        original=function,
-        func=made,
-        code=text,
-        dump=unified_diff(source, text, target),
-        targets=("scan",),
-        proof=Proof((proof,), len(calls) + len(proof.made)),
-        notes=tuple(notes),
-    )
+    return method_of(source, made, text, ("scan",), Proof((proof,), len(calls) + len(proof.made)), notes)
 
 
 # The loop as a statement of its own
@@ -136,16 +126,7 @@ def _as_statement(source: FunctionSource, found: ast.ListComp) -> tuple[Function
 
     if len(found.generators) != 1 or found.generators[0].ifs or found.generators[0].is_async:
         raise refuse("has more than one loop, or a test")
-    used = loads(source.node) | assigned(source.node)
-
-    def fresh(stem: str) -> str:
-        text, count = stem, 1
-        while text in used:
-            count += 1
-            text = f"{stem}_{count}"
-        used.add(text)
-        return text
-
+    fresh = FreeNames(source.node)
     loops: list[ast.For] = []
 
     def block(stmts: list[ast.stmt]) -> list[ast.stmt]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 from typing import Any
 
 from .names import loads
@@ -18,10 +19,13 @@ class IndexByTensor(ast.NodeTransformer):
     ----------
     promoted:
         Names of numbers that the loop carries as tensors.
+    negative:
+        Those of them that may be negative: they count from the end, as what is computed from them may.
     """
 
-    def __init__(self, promoted: set[str]) -> None:
+    def __init__(self, promoted: set[str], negative: set[str] | None = None) -> None:
         self.promoted = promoted
+        self.negative = negative or set()
 
     def visit_Assign(self, node: ast.Assign) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id in self.promoted:
@@ -32,8 +36,17 @@ class IndexByTensor(ast.NodeTransformer):
             if found is not None:
                 dimension, index = found
                 text = f"x.index_copy({dimension}, torch.as_tensor(i).reshape(1), v.unsqueeze({dimension}))"
+                index = self._from_the_front(name(target.value.id), dimension, index)
                 value = expression(text, x=name(target.value.id), i=index, v=self.visit(node.value))
                 return assign(target.value.id, value)
+        return self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        if isinstance(node.target, ast.Subscript) and self._dimension(node.target) is not None:
+            read = copy.copy(node.target)
+            read.ctx = ast.Load()
+            value = ast.BinOp(left=read, op=node.op, right=node.value)
+            return self.visit(ast.copy_location(ast.Assign(targets=[node.target], value=value), node))
         return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
@@ -42,7 +55,16 @@ class IndexByTensor(ast.NodeTransformer):
             return self.generic_visit(node)
         dimension, index = found
         text = f"x.index_select({dimension}, i.reshape(1)).squeeze({dimension})"
-        return expression(text, x=self.visit(node.value), i=index)
+        value = self.visit(node.value)
+        return expression(text, x=value, i=self._from_the_front(value, dimension, index))
+
+    def _from_the_front(self, tensor: ast.expr, dimension: int, index: ast.expr) -> ast.expr:
+        """`torch.index_select` and `torch.index_copy` take no negative index."""
+        if isinstance(index, ast.Name) and index.id not in self.negative:
+            return index
+        if not isinstance(tensor, (ast.Name, ast.Attribute)):
+            return index
+        return expression(f"torch.where(i < 0, i + x.shape[{dimension}], i)", i=index, x=tensor)
 
     def _dimension(self, node: ast.Subscript) -> tuple[int, ast.expr] | None:
         """Which dimension a counter indexes, where all others are taken whole."""

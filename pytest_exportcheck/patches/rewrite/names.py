@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = [
+    "FreeNames",
     "assigned",
     "captured",
     "contains",
@@ -57,6 +58,22 @@ def loads(nodes: Nodes) -> set[str]:
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 found.add(node.target.id)
     return found
+
+
+class FreeNames:
+    """Names that a function does not use: the stem, or the stem with a number. Each is given once."""
+
+    def __init__(self, node: ast.AST) -> None:
+        arguments = {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
+        self._used = loads(node) | assigned(node) | arguments
+
+    def __call__(self, stem: str) -> str:
+        text, count = stem, 1
+        while text in self._used:
+            count += 1
+            text = f"{stem}_{count}"
+        self._used.add(text)
+        return text
 
 
 def captured(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .names import in_place, root_name
-from .tests_in import assign, expression, name
+from .tests_in import assign, expression, is_number, name
 
 __all__ = ["out_of_place"]
 
@@ -78,33 +78,58 @@ class _Visitor(ast.NodeTransformer):
         """``x[index] = value``; `None` where no form is known."""
         if not isinstance(target.value, ast.Name) or root_name(target) not in self.tensors:
             return None
-        items = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-        parts = [k for k, item in enumerate(items) if not _whole(item)]
-        if any(not isinstance(item, (ast.Slice, ast.Constant, ast.UnaryOp, ast.Compare)) for item in items):
-            return None
-        if (
-            not parts
-            or len(parts) > 1
-            or any(getattr(item, "value", 0) in (None, Ellipsis) for item in items)
-        ):
-            return None
-        (dimension,) = parts
-        item, x = items[dimension], target.value
-        if isinstance(item, ast.Compare):
-            if len(items) > 1 or not _number(value):
+        x = target.value
+        items = list(target.slice.elts) if isinstance(target.slice, ast.Tuple) else [target.slice]
+        if isinstance(items[0], ast.Compare):
+            if len(items) > 1 or not is_number(value):
                 return None
-            made = expression("x.masked_fill(mask, v)", x=_read(x), mask=item, v=value)
-        elif isinstance(item, ast.Slice):
-            if item.step is not None:
-                return None
-            start, stop = (ast.Constant(None) if edge is None else edge for edge in (item.lower, item.upper))
-            old = _read(target)
-            text = f"torch.slice_scatter(x, torch.as_tensor(v).to(x.dtype).expand_as(old), {dimension}, a, b)"
-            made = expression(text, x=_read(x), v=value, old=old, a=start, b=stop)
-        else:
-            text = f"torch.select_scatter(x, torch.as_tensor(v).to(x.dtype).expand_as(old), {dimension}, i)"
-            made = expression(text, x=_read(x), v=value, old=_read(target), i=item)
-        return assign(x.id, made, target)
+            made = expression("x.masked_fill(mask, v)", x=_read(x), mask=items[0], v=value)
+            return assign(x.id, made, target)
+        steps = _steps(items)
+        return None if steps is None else assign(x.id, _scattered(_read(x), steps, value, x.id), target)
+
+
+def _steps(items: list[ast.expr]) -> list[tuple[int, ast.expr]] | None:
+    """The axes that an index does not take whole, counted from the end behind ``...``; `None` where an item
+    may be anything but an integer or a slice.
+    """
+    dots = [k for k, item in enumerate(items) if getattr(item, "value", None) is Ellipsis]
+    found = []
+    for place, item in enumerate(items):
+        if place in dots or _whole(item):
+            continue
+        if not isinstance(item, ast.Slice) and not (is_number(item) and _integer(item)):
+            return None
+        if isinstance(item, ast.Slice) and item.step is not None:
+            return None
+        found.append((place - len(items) if dots and place > dots[0] else place, item))
+    return found if len(dots) < 2 else None
+
+
+def _scattered(x: ast.expr, steps: list[tuple[int, ast.expr]], value: ast.expr, of: str) -> ast.expr:
+    """`x` with `value` at an index; `of` is the variable whose dtype it takes."""
+    if not steps:
+        if is_number(value):
+            return expression("torch.full_like(x, v)", x=x, v=value)
+        return expression(f"torch.as_tensor(v).to({of}.dtype).expand_as(x)", x=x, v=value)
+    (dimension, item), *rest = steps
+    whole: list[ast.expr] = [ast.Slice()]
+    if dimension >= 0:
+        index = [*whole * dimension, item]
+    else:
+        index = [ast.Constant(...), item, *whole * (-dimension - 1)]
+    part = ast.Subscript(
+        value=x,
+        slice=index[0] if len(index) == 1 else ast.Tuple(elts=index, ctx=ast.Load()),
+        ctx=ast.Load(),
+    )
+    if not isinstance(item, ast.Slice):
+        rest = [(axis - 1 if axis > dimension >= 0 else axis, one) for axis, one in rest]
+    new = _scattered(part, rest, value, of)
+    if isinstance(item, ast.Slice):
+        start, stop = (ast.Constant(None) if edge is None else edge for edge in (item.lower, item.upper))
+        return expression(f"torch.slice_scatter(x, v, {dimension}, a, b)", x=x, v=new, a=start, b=stop)
+    return expression(f"torch.select_scatter(x, v, {dimension}, i)", x=x, v=new, i=item)
 
 
 def _read(node: ast.expr) -> ast.expr:
@@ -118,7 +143,6 @@ def _whole(item: ast.expr) -> bool:
     return isinstance(item, ast.Slice) and not (item.lower or item.upper or item.step)
 
 
-def _number(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) or (
-        isinstance(value, ast.UnaryOp) and isinstance(value.operand, ast.Constant)
-    )
+def _integer(item: ast.expr) -> bool:
+    value = item.operand if isinstance(item, ast.UnaryOp) else item
+    return type(getattr(value, "value", None)) is int

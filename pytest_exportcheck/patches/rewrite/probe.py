@@ -17,7 +17,7 @@ from torch.utils import _pytree
 
 from ...pytrees.cloning import clone_cache
 
-__all__ = ["PROBE", "Call", "Kind", "Probe", "copy_arguments", "describe", "storages"]
+__all__ = ["PROBE", "Call", "Endless", "Kind", "Probe", "copy_arguments", "describe", "storages"]
 
 #: The global under which instrumented code finds its probe.
 PROBE = "__exportcheck_probe__"
@@ -114,6 +114,10 @@ def _is_cache(value: Any) -> bool:
     )
 
 
+class Endless(RuntimeError):
+    """A call did not end after very many tests: values that were made for it keep a loop running."""
+
+
 @dataclass(frozen=True)
 class Call:
     """One recorded call of a function: the values of its parameters, by name."""
@@ -186,7 +190,7 @@ class Probe:
             self.shared.setdefault(number, set()).update(self._shared(values))
         self.rounds += 1
         if self.rounds > _ROUNDS:
-            raise RuntimeError(f"{_ROUNDS} tests were evaluated, and the function did not end")
+            raise Endless(f"{_ROUNDS} tests were evaluated, and the function did not end")
         if self._is_forced(number):
             wanted = self.forced[number]
             value = (

@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from .equality import Outcome, outcomes_differ, replay
-from .probe import Call, Probe
+from .probe import Call, Endless, Probe
 from .source import target_name
 from .tests_in import Branch
 from .values import BranchProof, Place, Proof, RewriteRefused
@@ -172,7 +172,9 @@ class _Prover:
             for text, made in _made_calls(call):
                 if self.wanted <= set(self.how):
                     return
-                reached, _ = self.outcomes(made)
+                reached, got = self.outcomes(made)
+                if isinstance(got.error, Endless):
+                    continue  # nor would the original end
                 new = reached - set(self.how)
                 reference = replay(self.original, made) if new else None
                 if reference is not None and self.means(reference, new):

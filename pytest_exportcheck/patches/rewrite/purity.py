@@ -41,7 +41,7 @@ def is_total(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         inside = [*node.args, *(keyword.value for keyword in node.keywords)]
         return (
-            _called(node) in _ELEMENTWISE
+            (_called(node) in _ELEMENTWISE or _makes_a_scalar(node))
             and isinstance(node.func, ast.Attribute)
             and is_total(node.func.value)
             and all(map(is_total, inside))
@@ -64,6 +64,12 @@ def is_total(node: ast.AST) -> bool:
     if isinstance(node, (ast.Tuple, ast.List)):
         return all(map(is_total, node.elts))
     return isinstance(node, (ast.Name, ast.Constant))
+
+
+def _makes_a_scalar(node: ast.Call) -> bool:
+    """``torch.full((), ...)``, ``torch.ones((), ...)``: no size that could be none."""
+    shape = node.args[0] if node.args else None
+    return _called(node) in ("full", "ones", "zeros") and isinstance(shape, ast.Tuple) and not shape.elts
 
 
 def _total_index(node: ast.Subscript) -> bool:

@@ -17,6 +17,7 @@ from .forms import Form, has_number, merged, output
 from .iteration import Counter, Iteration, iteration_of
 from .loops import IndexByTensor
 from .names import (
+    FreeNames,
     assigned,
     captured,
     contains,
@@ -63,9 +64,7 @@ class ScanEmitter:
         self.ends = probe.after.get((LOOP, True), {})
         self.left = probe.after.get((LOOP, False), {})
         self.shared = probe.shared.get(LOOP, set())
-        self.used = (
-            loads(node) | assigned(node) | {arg.arg for arg in ast.walk(node) if isinstance(arg, ast.arg)}
-        )
+        self.fresh = FreeNames(node)
         arguments = [*source.node.args.posonlyargs, *source.node.args.args]
         self.first = arguments[0].arg if arguments else ""
         self.notes: list[str] = []
@@ -88,14 +87,6 @@ class ScanEmitter:
         if not isinstance(self.source.function.__globals__.get("torch"), ModuleType):
             found = [ast.Import(names=[ast.alias(name="torch")]), *found]
         return changed(self.node, body=found)  # type: ignore[no-any-return]
-
-    def _fresh(self, stem: str) -> str:
-        text, count = stem, 1
-        while text in self.used:
-            count += 1
-            text = f"{stem}_{count}"
-        self.used.add(text)
-        return text
 
     def _refused(self, construct: str, advice: str, at: ast.AST | None = None) -> RewriteRefused:
         place = self.place if at is None or not hasattr(at, "lineno") else self.source.place(at)
@@ -200,10 +191,10 @@ class ScanEmitter:
                 made.append(stmt)
                 continue
             text, value = found
-            variable = self._fresh("value")
-            lists.append(
-                Grown(text, variable, self._fresh(f"{text}_stacked"), self._kind_of_list(text, stmt))
-            )
+            variable = self.fresh("value")
+            kind, starts = self._kind_of_list(text, stmt)
+            first = self.fresh(f"{text}_before") if starts else ""
+            lists.append(Grown(text, variable, self.fresh(f"{text}_stacked"), kind, first))
             made.append(assign(variable, value, stmt))
         for node in own_nodes(made):
             inner = appended(node) if isinstance(node, ast.stmt) else None
@@ -223,11 +214,13 @@ class ScanEmitter:
             )
         return made, lists
 
-    def _kind_of_list(self, text: str, at: ast.AST) -> Kind:
+    def _kind_of_list(self, text: str, at: ast.AST) -> tuple[Kind, bool]:
+        """What the values of a list are, and whether it has some before the loop."""
         starts = self.before.get(text, set())
-        if {(kind.type, len(kind.items)) for kind in starts} != {("list", 0)}:
+        lengths = {len(kind.items) if kind.type == "list" else -1 for kind in starts}
+        if len(lengths) != 1 or min(lengths) < 0:
             raise self._refused(
-                f"`{text}` is not an empty list before the loop",
+                f"`{text}` is no list of one length before the loop",
                 "append to a list of its own, and put both together after the loop with torch.cat",
                 at,
             )
@@ -250,7 +243,7 @@ class ScanEmitter:
             raise self._refused(
                 f"the values of `{text}` have several numbers of dimensions", "append one form", at
             )
-        return next(iter(items))
+        return next(iter(items)), lengths != {0}
 
     # The scan
 
@@ -283,7 +276,7 @@ class ScanEmitter:
             for text in tensors - assigned(body) - mutated(body) - bound
             if text in self.before and len({len(kind.shape or ()) for kind in self.before[text]}) == 1
         }
-        reads = HoistReads(over.counters, fixed, self._fresh)
+        reads = HoistReads(over.counters, fixed, self.fresh)
         body = [reads.visit(copy.deepcopy(stmt)) for stmt in body]
         body = self._by_tensor(body, over.counters)
         return self._written(over, list(reads.found.values()), body, lists, carried)
@@ -336,7 +329,7 @@ class ScanEmitter:
     def _by_tensor(self, body: list[ast.stmt], counters: list[Counter]) -> list[ast.stmt]:
         """The counters that are still read are tensors in a round."""
         names = {one.name for one in counters}
-        by_tensor = IndexByTensor(set(names))
+        by_tensor = IndexByTensor(set(names), {one.name for one in counters if one.may_be_negative})
         made = [by_tensor.visit(stmt) for stmt in body]
         for node in own_nodes(made):
             parts: list[ast.AST] = []
@@ -368,14 +361,14 @@ class ScanEmitter:
         lists: list[Grown],
         carried: dict[str, Form],
     ) -> list[ast.stmt]:
-        setup: list[ast.stmt] = []
+        setup: list[ast.stmt] = [assign(one.first, name(one.text)) for one in lists if one.first]
         items: list[ast.expr] = []
         given: list[ast.expr] = []
         head: list[ast.stmt] = []
 
         def hand_out(target: ast.expr, value: ast.expr, stem: str) -> None:
             if not isinstance(value, ast.Name):
-                text = self._fresh(stem)
+                text = self.fresh(stem)
                 setup.append(assign(text, value))
                 value = name(text)
             items.append(target)
@@ -385,7 +378,7 @@ class ScanEmitter:
             target = copy.deepcopy(rows.target)
             value = _first_axis(copy.deepcopy(rows.tensor), rows.axis)
             if rows.keeps:
-                item = self._fresh("item")
+                item = self.fresh("item")
                 kept = expression(f"a.unsqueeze({rows.axis})", a=name(item))
                 head.append(ast.Assign(targets=[target], value=kept))
                 target = name(item, store=True)
@@ -393,7 +386,7 @@ class ScanEmitter:
         for one in hoisted:
             whole: ast.expr = name(one.base)
             if one.counter.stop is not None and not _is_size(one.counter.stop, one.base, one.axis):
-                whole = expression(f"a.narrow({one.axis}, 0, n)", a=whole, n=one.counter.stop)
+                whole = expression(f"a.narrow({one.axis}, 0, n)", a=whole, n=_at_least(one.counter.stop, "0"))
             hand_out(name(one.item, store=True), _first_axis(whole, one.axis), f"{one.base}_rows")
         read = loads(body)
         for counter in over.counters:
@@ -406,7 +399,7 @@ class ScanEmitter:
         left: list[ast.expr] = [name(text, store=True) for text in texts]
         inner: list[ast.expr] = [name(text, store=True) for text in texts]
         if not texts:  # the operator wants to carry something
-            nothing = self._fresh("nothing")
+            nothing = self.fresh("nothing")
             start, ends = (
                 [expression("a.new_zeros(())", a=given[0])],
                 [expression("a.clone()", a=name(nothing))],
@@ -419,10 +412,10 @@ class ScanEmitter:
                 )
         values: list[ast.expr] = [expression("a.clone()", a=name(one.value)) for one in lists]
         stacked: list[ast.expr] = [name(one.stacked, store=True) for one in lists]
-        function_name = self._fresh("one_round")
+        function_name = self.fresh("one_round")
         (function,) = statements(f"def {function_name}(carried, items): pass")
         assert isinstance(function, ast.FunctionDef)
-        parameters = [self._fresh("carried"), self._fresh("items")]
+        parameters = [self.fresh("carried"), self.fresh("items")]
         function.args.args = [ast.arg(arg=text) for text in parameters]
         function.body = [
             ast.Assign(targets=[_tuple(inner, store=True)], value=name(parameters[0])),
@@ -437,7 +430,7 @@ class ScanEmitter:
             init=_tuple(start),
             xs=_tuple(given),
         )
-        outs: ast.expr = _tuple(stacked, store=True) if lists else name(self._fresh("unused"), store=True)
+        outs: ast.expr = _tuple(stacked, store=True) if lists else name(self.fresh("unused"), store=True)
         result = ast.Assign(targets=[_tuple([_tuple(left, store=True), outs], store=True)], value=call)
         return [*setup, function, result, *self.loop.orelse]
 
@@ -498,14 +491,27 @@ def _is_size(stop: ast.expr, base: str, axis: int) -> bool:
     return ast.unparse(stop) in sizes
 
 
+def _at_least(stop: ast.expr, least: str) -> ast.expr:
+    """`stop`, or `least` where it is smaller; the size of an axis is no less than 0."""
+    size = (
+        isinstance(stop, ast.Subscript)
+        and isinstance(stop.value, ast.Attribute)
+        and stop.value.attr == "shape"
+    )
+    return stop if size else expression(f"torch.sym_max(n, {least})", n=stop)
+
+
 def _numbers(counter: Counter, rows: ast.expr | None, device: ast.expr | None) -> ast.expr:
     if counter.stop is None:
         assert rows is not None
         made = expression("torch.arange(a.shape[0])", a=rows)
     elif counter.from_zero:
-        made = expression("torch.arange(b)", b=counter.stop)
+        made = expression("torch.arange(b)", b=_at_least(counter.stop, "0"))
     else:
-        made = expression("torch.arange(a, b, c)", a=counter.start, b=counter.stop, c=counter.step)
+        # A range that would end before it starts has no rounds; torch.arange raises.
+        bound = "torch.sym_min(b, a)" if counter.falls else "torch.sym_max(b, a)"
+        stop = expression(bound, a=counter.start, b=counter.stop)
+        made = expression("torch.arange(a, b, c)", a=counter.start, b=stop, c=counter.step)
     assert isinstance(made, ast.Call)
     if device is not None:
         made.keywords = [ast.keyword(arg="device", value=device)]

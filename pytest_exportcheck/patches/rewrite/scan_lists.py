@@ -13,12 +13,15 @@ __all__ = ["Grown", "Stacked", "appended"]
 
 @dataclass(frozen=True)
 class Grown:
-    """A list that every round appends one value to: its stacked values, and what one of them is."""
+    """A list that every round appends one value to: its stacked values, what one of them is, and the name
+    that the values from before the loop get, if it has some.
+    """
 
     text: str
     value: str
     stacked: str
     kind: Kind
+    first: str = ""
 
 
 class Stacked(ast.NodeTransformer):
@@ -48,6 +51,9 @@ class Stacked(ast.NodeTransformer):
             text = f"a.movedim(0, {axis}).clone(memory_format=torch.contiguous_format)"
         if not stacks:
             text = f"{text}.flatten({axis}, {axis + 1})"
+        if found.first:
+            first = f"torch.{'stack' if stacks else 'cat'}({found.first}, {axis})"
+            text = f"torch.cat([{first}, {text}], {axis})"
         return ast.copy_location(expression(text, a=name(found.stacked)), node)
 
 

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import linecache
 import textwrap
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType
@@ -26,6 +27,7 @@ __all__ = [
     "FunctionSource",
     "compile_function",
     "exchanged",
+    "is_made",
     "plain_function",
     "read_source",
     "target_name",
@@ -36,6 +38,8 @@ _numbers = itertools.count(1)
 
 #: File name of a rewritten function -> what it was made of: for places where it is rewritten again.
 _origins: dict[str, FunctionSource] = {}
+
+_made: weakref.WeakSet[FunctionType] = weakref.WeakSet()
 
 
 def plain_function(value: Any) -> FunctionType:
@@ -90,6 +94,12 @@ class FunctionSource:
         if len(found) != 1:
             return origin.place(origin.node)
         return origin.place(ast.Pass(lineno=found[0], col_offset=column))
+
+    def line_of(self, place: Place) -> Place:
+        """The line of `place`; where this is a rewritten function, the one that the original has."""
+        if place.file not in _origins or place.file != self.file:
+            return place
+        return self.place(ast.Pass(lineno=place.line - self.first_line + 1, col_offset=0))
 
 
 def read_source(function: FunctionType) -> FunctionSource:
@@ -154,6 +164,11 @@ def _lambda_source(function: FunctionType, node: ast.Lambda) -> FunctionSource:
     return FunctionSource(function, code.co_filename, code.co_firstlineno, 0, text, parsed)
 
 
+def is_made(function: FunctionType) -> bool:
+    """Whether `compile_function` made it: a function of the model runs its code meanwhile."""
+    return function in _made
+
+
 def compile_function(source: FunctionSource, node: FunctionNode, text: str | None = None) -> FunctionType:
     """A function from `node` that stands in the same surroundings as the original.
 
@@ -200,6 +215,7 @@ def compile_function(source: FunctionSource, node: FunctionNode, text: str | Non
     made.__module__ = original.__module__
     made.__doc__ = original.__doc__
     made.__annotations__ = original.__annotations__
+    _made.add(made)
     return made
 
 

@@ -14,7 +14,7 @@ import copy
 from typing import Any
 
 from .folds import changed, fold_jumps, fold_returns, same, unconditional, written_attributes
-from .names import assigned, contains, loads, own_nodes, plain_targets
+from .names import FreeNames, assigned, contains, loads, mutated, own_nodes, plain_targets
 from .probe import Probe
 from .purity import is_total
 from .source import FunctionNode, FunctionSource
@@ -45,7 +45,7 @@ class Structurer:
         self.probe = probe
         self.stopped_at = stopped_at
         self.branches: list[Branch] = []
-        self.used = loads(source.node) | assigned(source.node)
+        self.fresh = FreeNames(source.node)
         self.on_tensors = self._parts_of_tests_on_tensors()
         self.tainted: dict[str, str] = {}
         self._find_taints()
@@ -68,15 +68,6 @@ class Structurer:
             body = [*body[:start], *folded, ast.copy_location(ast.Return(value=name(result)), returning[0])]
         body = self._split(body)
         return node if body is node.body else changed(node, body=body)
-
-    def fresh(self, stem: str) -> str:
-        """A name that the function does not use."""
-        text, count = stem, 1
-        while text in self.used:
-            count += 1
-            text = f"{stem}_{count}"
-        self.used.add(text)
-        return text
 
     # Natures of expressions
 
@@ -315,8 +306,27 @@ class Structurer:
                 "write it over range(x.shape[0]), or with torch.while_loop",
                 self.source.place(stmt),
             )
-        index = self.fresh("index")
+        index, target = self.fresh("index"), stmt.target.id
         start: ast.expr = ast.Constant(0)
+        counted = isinstance(stmt.iter, ast.Call)
+        before: list[ast.stmt] = []
+        if loads(stmt.iter) & assigned(stmt.body):
+            # What a loop runs over is computed once, and a round binds its name anew.
+            over = stmt.iter.args[-1] if counted else stmt.iter  # type: ignore[attr-defined]
+            if not counted and loads(over) & mutated(stmt.body):
+                raise RewriteRefused(
+                    f"a round changes `{ast.unparse(over)}`, which the loop runs over, in place",
+                    "run over a copy, `x.clone()`, or change another tensor",
+                    self.source.place(stmt),
+                )
+            once = self.fresh("stop" if counted else "rows")
+            # An operator wants no two names of one tensor.
+            value = over if counted else expression("a.clone()", a=over)
+            before.append(assign(once, value, stmt))
+            if counted:
+                stmt = changed(stmt, iter=changed(stmt.iter, args=[*stmt.iter.args[:-1], name(once)]))  # type: ignore[attr-defined]
+            else:
+                stmt = changed(stmt, iter=name(once))
         if isinstance(stmt.iter, ast.Call):
             stop = stmt.iter.args[-1]
             start = stmt.iter.args[0] if len(stmt.iter.args) == 2 else start
@@ -326,8 +336,9 @@ class Structurer:
             item = expression("rows[index]", rows=stmt.iter, index=name(index))
         compared = ast.Compare(left=name(index), ops=[ast.Lt()], comparators=[copy.deepcopy(stop)])
         step: list[ast.stmt] = [assign(index, expression("index + 1", index=name(index)), stmt)]
-        head: list[ast.stmt] = [assign(stmt.target.id, item, stmt)]
-        return [assign(index, start, stmt)], ast.copy_location(compared, stmt), head, step
+        head: list[ast.stmt] = [assign(target, item, stmt)]
+        before.append(assign(index, start, stmt))
+        return before, ast.copy_location(compared, stmt), head, step
 
     # Tests
 

@@ -14,11 +14,13 @@ from .values import Place
 
 __all__ = [
     "Branch",
+    "as_tensor",
     "assign",
     "atoms",
     "branch_of",
     "converted",
     "expression",
+    "is_number",
     "is_truth",
     "name",
     "number_tests",
@@ -62,6 +64,25 @@ def expression(template: str, /, **parts: ast.expr) -> ast.expr:
     """An expression from a template in which names stand for `parts`."""
     made: ast.expr = _Fill(parts).visit(ast.parse(template, mode="eval").body)
     return made
+
+
+def is_number(value: ast.expr) -> bool:
+    """Whether `value` is a number that is written out."""
+    value = value.operand if isinstance(value, ast.UnaryOp) else value
+    return isinstance(value, ast.Constant) and isinstance(value.value, (bool, int, float))
+
+
+def as_tensor(value: ast.expr, dtype: str) -> ast.expr:
+    """A number, or a tensor of shape [], as a tensor of shape [].
+
+    `torch.as_tensor` of a number makes a constant of the graph: inside a nested branch or a loop the ONNX
+    exporter of torch 2.13 cannot decompose it, and a size of a dynamic axis would be baked in.
+    """
+    kind = ast.parse(dtype, mode="eval").body
+    if is_number(value):
+        return expression("torch.full((), a, dtype=d)", a=value, d=kind)
+    operator = "&" if dtype == "torch.bool" else "*"
+    return expression(f"torch.ones((), dtype=d) {operator} a", a=value, d=kind)
 
 
 def statements(text: str) -> list[ast.stmt]:

@@ -13,13 +13,21 @@ from .emit import Emitter
 from .locate import locate
 from .probe import Call, Probe
 from .prove import explored, prove
-from .source import FunctionNode, compile_function, exchanged, plain_function, read_source, target_name
+from .source import (
+    FunctionNode,
+    FunctionSource,
+    compile_function,
+    exchanged,
+    plain_function,
+    read_source,
+    target_name,
+)
 from .structure import FIRST_BRANCH, Structurer
 from .tests_in import atoms, branch_of, number_tests, with_probes
 from .text import rewritten_text, unified_diff
-from .values import BranchProof, RewriteRefused, RewrittenMethod, Site
+from .values import BranchProof, Proof, RewriteRefused, RewrittenMethod, Site
 
-__all__ = ["Run", "parsed", "record_calls", "rewrite_function", "transform_method", "twin"]
+__all__ = ["Run", "method_of", "parsed", "record_calls", "rewrite_function", "transform_method", "twin"]
 
 _NOT_PLAIN = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -93,7 +101,7 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
         raise RewriteRefused(
             f"no test in {target_name(function)} depends on a tensor",
             "the value is asked for by an operation on this line: compute it with tensors",
-            site.place if site is not None else place,
+            source.line_of(site.place) if site is not None else place,
         )
     text = rewritten_text(source, emitted)
     made = compile_function(source, parsed(text), text)
@@ -117,16 +125,28 @@ def rewrite_function(function: FunctionType, run: Run, site: Site | None = None)
             missed[0].place,
             details=[str(branch) for branch in proof.branches],
         )
-    target = target_name(function)
+    return method_of(source, made, text, emitter.targets, proof, emitter.notes)
+
+
+def method_of(
+    source: FunctionSource,
+    made: FunctionType,
+    text: str,
+    targets: Sequence[str],
+    proof: Proof,
+    notes: Sequence[str],
+) -> RewrittenMethod:
+    """A proven rewriting of the function of `source`: `made`, compiled from `text`."""
+    target = target_name(source.function)
     return RewrittenMethod(
         target=target,
-        original=function,
+        original=source.function,
         func=made,
         code=text,
         dump=unified_diff(source, text, target),
-        targets=tuple(emitter.targets),
+        targets=tuple(targets),
         proof=proof,
-        notes=tuple(emitter.notes),
+        notes=tuple(notes),
     )
 
 
