@@ -164,7 +164,7 @@ def test_booleans() -> None:
         (True, torch.tensor(1), False),
         (0.1, torch.tensor(0.1), True),
         (0.1, torch.tensor(0.1001), False),
-        (0.1, 0.1 + 1e-12, True),
+        (0.1, 0.1 + 1e-12, False),
         (0.1, torch.tensor(0.1000001), True),
         (0.1, torch.tensor([0.1]), False),
         (0.1, 1, False),
