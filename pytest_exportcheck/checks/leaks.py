@@ -183,27 +183,29 @@ def _registries(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
     anchors = getattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", ())
     for anchor in list(anchors):
         yield f"stack trace anchor {anchor}", True
-    yield from _operators()
+    yield from _operators(loaded)
 
 
-def _operators() -> Iterator[tuple[str, Any]]:
-    """Kernels that Python registered for operators, by dispatch key, and what stands for an operator in a
-    decomposition.
+def _operators(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
+    """Kernels that Python registered for operators of torch, by dispatch key, and what stands for an operator
+    in a decomposition.
     """
-    for kind in ("_defs", "_impls"):  # ``aten/add.Tensor/CPU``
-        for name in list(getattr(torch.library, kind, ())):
-            yield f"operator {'definition' if kind == '_defs' else 'kernel'} {name}", True
+    for name in list(getattr(torch.library, "_impls", ())):  # ``aten/add.Tensor/CPU``
+        if name.partition("/")[0] in ("aten", "prims"):
+            yield f"operator kernel {name}", True
     packets = [value for key, value in list(vars(torch.ops.aten).items()) if not key.startswith("_")]
-    overloads = [
+    operators = [
         value
         for packet in packets
         for value in list(getattr(packet, "__dict__", {}).values())
         if isinstance(value, torch._ops.OpOverload)
     ]
-    for operator in [*overloads, *getattr(torch._ops, "_higher_order_ops", {}).values()]:
+    for operator in [*operators, *getattr(torch._ops, "_higher_order_ops", {}).values()]:
         for key, kernel in list(operator.py_kernels.items()):
-            yield f"kernel of {operator} for {key}", kernel
+            if getattr(kernel, "__module__", None) in loaded:
+                yield f"kernel of {operator} for {key}", kernel
     tables = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
     for kind, table in tables.items():
-        for operator, function in list(table.items()):
-            yield f"decomposition ({kind}) of {operator}", function
+        for decomposed, function in list(table.items()):
+            if getattr(function, "__module__", None) in loaded:
+                yield f"decomposition ({kind}) of {decomposed}", function

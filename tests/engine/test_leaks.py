@@ -86,24 +86,21 @@ def test_kernels_and_decompositions_of_operators(model: torch.nn.Module) -> None
     decompositions = torch._decomp.global_decomposition_table["post_autograd"]
     decomposed = decompositions[operator]
     before = snapshot(model)
-    library = torch.library.Library("exportcheck_leaks", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    library.impl("twice", lambda x: x * 2, "CPU")
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("erfc", lambda x: x, "AutocastCPU")
     operator.py_impl(key)(lambda x: x)
     decompositions[operator] = lambda x: x
     try:
         assert [f"{leak.place} {leak.change}" for leak in difference(before)] == [
             "decomposition (post_autograd) of aten.erfinv.default changed",
             f"kernel of aten.erfinv.default for {key} added",
-            "operator definition exportcheck_leaks::twice added",
-            "operator kernel exportcheck_leaks/twice/CPU added",
+            "operator kernel aten/erfc/AutocastCPU added",
         ]
     finally:
         decompositions[operator] = decomposed
         del operator.py_kernels[key]
         operator._dispatch_cache.clear()
         library._destroy()
-        torch.library._defs.discard("exportcheck_leaks::twice")  # torch 2.13 does not
     assert difference(before) == []
 
 
