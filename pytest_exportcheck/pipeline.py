@@ -18,6 +18,7 @@ from .checks.compare import Tolerances, compare_leaves
 from .checks.equivalence import check_patches
 from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
 from .checks.inputs import refuse_baked_inputs
+from .checks.leftovers import Leftovers
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
 from .checks.own import load_own
 from .checks.remains import TraceRemains
@@ -364,6 +365,24 @@ def _run_case(
         },
         warnings=list(graph.shapes.warnings),
     )
+    with Leftovers(observation.model).noted(record):
+        _run_observed(run, case, stages, record, probe, anew, exporter, mode, observation, under)
+
+
+def _run_observed(
+    run: SpecRun,
+    case: CaseId,
+    stages: _Stages,
+    record: dict[str, Any],
+    probe: Probe | None,
+    anew: bool,
+    exporter: Exporter,
+    mode: PatchMode,
+    observation: CheckedObservation,
+    under: str,
+) -> None:
+    """The stages after `observe`."""
+    spec, graph = run.spec, observation.graph(case.graph)
     tolerances = tolerances_of(spec, case.device, case.dtype)
     stages("patch")
     mode = run.prepared(case, mode, observation, target_of(exporter))

@@ -6,10 +6,12 @@ of packages named by the caller) are compared by identity, registries by their k
 
 from __future__ import annotations
 
+import functools
+import operator
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +24,10 @@ __all__ = ["Leak", "Snapshot", "difference", "snapshot"]
 #: Attributes that Python and torch themselves fill lazily.
 _LAZY = ("__dict__", "__weakref__", "__annotations__", "__annotations_cache__", "_abc_impl")
 
+_ABSENT: Any = object()
+
+_KERNEL = "operator kernel "
+
 
 @dataclass(frozen=True)
 class Leak:
@@ -33,25 +39,88 @@ class Leak:
         ``transformers.cache_utils.DynamicLayer.update``, ``pytree node ...``, ``vars(model) forward``.
     change:
         ``changed``, ``added`` or ``removed``.
+    undo:
+        Puts back what was there before; ``None`` where that is not known (registries).
+    value:
+        What is there now; ``None`` of what was removed.
+    inert:
+        An attribute of a class that is what it would inherit.
     """
 
     place: str
     change: str
     detail: str = ""
+    undo: Callable[[], None] | None = field(default=None, compare=False, repr=False)
+    value: Any = field(default=None, compare=False, repr=False)
+    inert: bool = False
 
     def __str__(self) -> str:
         return f"{self.place} was {self.change}" + (f" ({self.detail})" if self.detail else "")
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """What `snapshot` saw: place -> value; the modules that it watched, and all that were loaded then."""
+class _Space:
+    """A namespace or table, and what was in it.
 
-    values: Mapping[str, Any]
-    modules: frozenset[str]
-    packages: tuple[str, ...]
-    models: tuple[torch.nn.Module, ...] = field(default=())
-    loaded: frozenset[str] = frozenset()
+    Attributes
+    ----------
+    label:
+        Place of an entry: a text with ``{}`` for its name.
+    live:
+        The mapping itself.
+    before:
+        A copy of it.
+    wanted:
+        (name, value) -> whether a change of such an entry is a leak.
+    bind, drop:
+        Write an entry, and take one away.
+    owner:
+        The class whose namespace it is.
+    """
+
+    label: str
+    live: Mapping[Any, Any]
+    before: Mapping[Any, Any]
+    wanted: Callable[[Any, Any], bool]
+    bind: Callable[[Any, Any], None]
+    drop: Callable[[Any], None]
+    owner: type | None = None
+
+    def is_as_it_was(self) -> bool:
+        return len(self.live) == len(self.before) and all(
+            map(operator.is_, self.live.values(), self.before.values())
+        )
+
+    def leaks(self) -> Iterator[Leak]:
+        now = dict(self.live)
+        for name in dict.fromkeys([*self.before, *now]):
+            old, new = self.before.get(name, _ABSENT), now.get(name, _ABSENT)
+            if old is new or not any(
+                value is not _ABSENT and self.wanted(name, value) for value in (old, new)
+            ):
+                continue
+            place = self.label.format(name)
+            back = functools.partial(self.bind, name, old)
+            if old is _ABSENT:
+                inert = self.owner is not None and _inherited(self.owner, name) is new
+                yield Leak(place, "added", _text(new), functools.partial(self.drop, name), new, inert)
+            elif new is _ABSENT:
+                yield Leak(place, "removed", _text(old), back)
+            elif not _same(old, new):
+                yield Leak(place, "changed", f"{_text(old)} to {_text(new)}", back, new)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What `snapshot` saw: namespaces, those of models by label, registries (place -> value), and the modules
+    that were loaded then.
+    """
+
+    spaces: Sequence[_Space]
+    parts: Mapping[str, _Space]
+    registries: Mapping[str, Any]
+    loaded: frozenset[str]
+    models: tuple[torch.nn.Module, ...] = ()
 
 
 def snapshot(
@@ -68,36 +137,49 @@ def snapshot(
     modules:
         Further modules by name, such as the one that a model is defined in.
     """
-    names = frozenset(
-        name
-        for name, module in list(sys.modules.items())
-        if isinstance(module, ModuleType) and (name.partition(".")[0] in packages or name in modules)
-    )
     loaded = frozenset(sys.modules)
-    return Snapshot(_quietly(names, models, loaded), names, tuple(packages), models, loaded)
+    names = [name for name in sorted(loaded) if name.partition(".")[0] in packages or name in modules]
+    # Some attributes of torch are objects that warn when they are looked at.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spaces = [
+            space for name in names for space in _of_module(name, sys.modules.get(name), name not in modules)
+        ]
+        # A table that several modules import is one of the first.
+        spaces = list({id(space.live): space for space in reversed(spaces)}.values())
+        return Snapshot(spaces, _parts(models), dict(_registries(loaded)), loaded, models)
 
 
 def difference(before: Snapshot) -> list[Leak]:
     """What has changed since `before`, sorted by place. Modules imported meanwhile are no leak."""
-    after = _quietly(before.modules, before.models, before.loaded)
-    leaks = []
-    for place in before.values.keys() | after.keys():
-        if place not in after:
-            leaks.append(Leak(place, "removed", _text(before.values[place])))
-        elif place not in before.values:
-            leaks.append(Leak(place, "added", _text(after[place])))
-        elif not _same(before.values[place], after[place]):
-            leaks.append(Leak(place, "changed", f"{_text(before.values[place])} to {_text(after[place])}"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        leaks = [leak for space in before.spaces if not space.is_as_it_was() for leak in space.leaks()]
+        parts = _parts(before.models)
+        for label in before.parts.keys() | parts.keys():
+            space, new = before.parts.get(label), parts.get(label)
+            if new is None:
+                assert space is not None
+                leaks += replace(space, live={}).leaks()
+            else:
+                leaks += replace(new, before={} if space is None else space.before).leaks()
+        now = dict(_registries(before.loaded))
+    # Nobody knows who registered a kernel: a module of torch does so when it is imported.
+    imported = any(name.partition(".")[0] == "torch" for name in sys.modules.keys() - before.loaded)
+    for place in before.registries.keys() | now.keys():
+        old, new = before.registries.get(place, _ABSENT), now.get(place, _ABSENT)
+        if new is _ABSENT:
+            leaks.append(Leak(place, "removed", _text(old)))
+        elif old is _ABSENT:
+            if not (imported and place.startswith(_KERNEL)):
+                leaks.append(Leak(place, "added", _text(new), value=new))
+        elif not _same(old, new):
+            leaks.append(Leak(place, "changed", f"{_text(old)} to {_text(new)}", value=new))
     return sorted(leaks, key=lambda leak: leak.place)
 
 
-def _quietly(
-    modules: frozenset[str], models: Sequence[torch.nn.Module], loaded: frozenset[str]
-) -> dict[str, Any]:
-    # Some attributes of torch are objects that warn when they are looked at.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return {**dict(_values(modules, models)), **dict(_registries(loaded))}
+def _inherited(cls: type, name: str) -> Any:
+    return next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
 
 
 def _same(before: Any, after: Any) -> bool:
@@ -120,53 +202,99 @@ def _text(value: Any) -> str:
     return type(value).__name__ if not isinstance(value, (bool, int, str)) else repr(value)
 
 
-def _values(modules: frozenset[str], models: Sequence[torch.nn.Module]) -> Iterator[tuple[str, Any]]:
-    for name in modules:
-        module = sys.modules.get(name)
-        if module is None:
-            continue
-        for key, value in list(vars(module).items()):
-            if _is_function(value):
-                yield f"{name}.{key}", value
-            elif isinstance(value, type) and value.__module__ == name:
-                yield from _of_class(value)
-            elif isinstance(key, str) and key.isupper():
-                yield from _of_table(f"{name}.{key}", value)
-    for model in models:
-        for path, part in model.named_modules():
-            where = f"vars({path or 'model'})"
-            for key, value in vars(part).items():
-                # Modules, parameters, buffers and hooks are dicts: their entries, not the dicts.
-                if isinstance(value, dict):
-                    for inner, item in value.items():
-                        yield f"{where} {key}[{inner!r}]", item
-                else:
-                    yield f"{where} {key}", value
+#: Module -> what it held when its classes and tables were looked for, and these: most stay as they are.
+_KNOWN: dict[str, tuple[dict[str, Any], list[type], list[tuple[str, dict[Any, Any]]]]] = {}
 
 
-def _of_class(cls: type) -> Iterator[tuple[str, Any]]:
-    for key, value in list(vars(cls).items()):
-        if key not in _LAZY and (
-            _is_function(value) or isinstance(value, (staticmethod, classmethod, property))
-        ):
-            yield f"{cls.__module__}.{cls.__qualname__}.{key}", value
+def _of_module(name: str, module: object, keep: bool) -> Iterator[_Space]:
+    """`keep`: remember what is found; not of a user's modules, which may hold models."""
+    if not isinstance(module, ModuleType):
+        return
+    live = vars(module)
+    known = _KNOWN.get(name)
+    if (
+        known is None
+        or len(known[0]) != len(live)
+        or not all(map(operator.is_, live.values(), known[0].values()))
+    ):
+        held = dict(live)
+        classes = [value for value in held.values() if isinstance(value, type) and value.__module__ == name]
+        tables = [
+            (f"{name}.{key}[{{!r}}]", table)
+            for key, value in held.items()
+            if isinstance(key, str) and key.isupper() and not isinstance(value, type)
+            for table in _tables(value)
+        ]
+        known = (held, list(dict.fromkeys(classes)), tables)
+        if keep:
+            _KNOWN[name] = known
+    held, classes, tables = known
+    yield _Space(f"{name}.{{}}", live, held, _in_a_module, live.__setitem__, live.__delitem__)
+    for cls in classes:
+        names = vars(cls)
+        label = f"{name}.{cls.__qualname__}.{{}}"
+        yield _Space(
+            label,
+            names,
+            dict(names),
+            _in_a_class,
+            functools.partial(setattr, cls),
+            functools.partial(delattr, cls),
+            cls,
+        )
+    for label, table in tables:
+        yield _Space(label, table, dict(table), _in_a_table, table.__setitem__, table.__delitem__)
+
+
+def _in_a_module(name: Any, value: Any) -> bool:
+    return _is_function(value)
+
+
+def _in_a_class(name: Any, value: Any) -> bool:
+    return name not in _LAZY and (
+        _is_function(value) or isinstance(value, (staticmethod, classmethod, property))
+    )
+
+
+def _in_a_table(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and _is_function(value)
 
 
 def _is_function(value: Any) -> bool:
     return callable(value) and not isinstance(value, (type, ModuleType, torch.nn.Module))
 
 
-def _of_table(place: str, value: Any) -> Iterator[tuple[str, Any]]:
-    tables = [value] if type(value) is dict else []
-    tables += [
-        table
-        for name in ("_global_mapping", "_local_mapping")
-        if type(table := getattr(value, name, None) if hasattr(type(value), "register") else None) is dict
-    ]
-    for table in tables:
-        for key, item in list(table.items()):
-            if isinstance(key, str) and _is_function(item):
-                yield f"{place}[{key!r}]", item
+def _tables(value: Any) -> list[dict[Any, Any]]:
+    """A dict, or those of a registry of transformers (``ALL_ATTENTION_FUNCTIONS``)."""
+    if type(value) is dict:
+        return [value]
+    names = ("_global_mapping", "_local_mapping") if hasattr(type(value), "register") else ()
+    return [table for name in names if type(table := getattr(value, name, None)) is dict]
+
+
+def _parts(models: Sequence[torch.nn.Module]) -> dict[str, _Space]:
+    return {space.label: space for model in models for space in _of_model(model)}
+
+
+def _of_model(model: torch.nn.Module) -> Iterator[_Space]:
+    for path, part in model.named_modules():
+        where = f"vars({path or 'model'})".replace("{", "{{").replace("}", "}}")
+        held = vars(part)
+        yield _Space(
+            f"{where} {{}}",
+            held,
+            dict(held),
+            lambda name, value: not isinstance(value, dict),
+            held.__setitem__,
+            held.__delitem__,
+        )
+        for key, value in held.items():
+            # Modules, parameters, buffers and hooks are dicts: their entries, not the dicts.
+            if isinstance(value, dict):
+                label = f"{where} {key}[{{!r}}]"
+                yield _Space(
+                    label, value, dict(value), lambda name, item: True, value.__setitem__, value.__delitem__
+                )
 
 
 def _registries(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
@@ -192,18 +320,18 @@ def _operators(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
     """
     for name in list(getattr(torch.library, "_impls", ())):  # ``aten/add.Tensor/CPU``
         if name.partition("/")[0] in ("aten", "prims"):
-            yield f"operator kernel {name}", True
+            yield _KERNEL + name, True
     packets = [value for key, value in list(vars(torch.ops.aten).items()) if not key.startswith("_")]
-    operators = [
+    found = [
         value
         for packet in packets
         for value in list(getattr(packet, "__dict__", {}).values())
         if isinstance(value, torch._ops.OpOverload)
     ]
-    for operator in [*operators, *getattr(torch._ops, "_higher_order_ops", {}).values()]:
-        for key, kernel in list(operator.py_kernels.items()):
+    for one in [*found, *getattr(torch._ops, "_higher_order_ops", {}).values()]:
+        for key, kernel in list(one.py_kernels.items()):
             if getattr(kernel, "__module__", None) in loaded:
-                yield f"kernel of {operator} for {key}", kernel
+                yield f"kernel of {one} for {key}", kernel
     tables = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
     for kind, table in tables.items():
         for decomposed, function in list(table.items()):

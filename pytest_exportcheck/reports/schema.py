@@ -188,6 +188,10 @@ class Record(_Open):
     observed_under: Annotated[str, Field(description="Patch mode under which the calls were recorded.")] = ""
     example: Annotated[Example | None, Field(description="What the exporter was given.")] = None
     warnings: Annotated[list[str], Field(description="Odd things that are no failure.")] = []
+    left_behind: Annotated[
+        list[str],
+        Field(description="Functions, hooks, registrations that the case changed in its process."),
+    ] = []
     captured: Annotated[
         dict[str, Any], Field(description="How the captured program did on the observed calls.")
     ] = {}

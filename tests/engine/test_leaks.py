@@ -40,6 +40,8 @@ def test_a_function_of_a_module_and_a_method(model: torch.nn.Module, monkeypatch
     # Inherited before, its own now: what restoring with setattr does.
     monkeypatch.setattr(DynamicSlidingWindowLayer, "reorder_cache", DynamicSlidingWindowLayer.reorder_cache)
     texts = _texts(before)
+    inert = [leak.place for leak in difference(before) if leak.inert]
+    assert inert == ["transformers.cache_utils.DynamicSlidingWindowLayer.reorder_cache"]
     assert any(text.startswith("torch.nn.functional.gelu was changed") for text in texts)
     assert any(text.startswith("transformers.cache_utils.DynamicLayer.update was changed") for text in texts)
     assert any(
@@ -146,7 +148,124 @@ def test_a_case_leaves_nothing(tmp_path: Path, mode: str) -> None:
     run.model("cpu", "float32")
     with load_patch_mode(mode).apply(run.model("cpu", "float32"), "onnx"):  # type: ignore[attr-defined]
         pass  # what is imported and filled lazily is there
-    verdict(run, "torch-export", mode)
+    _, _, record = verdict(run, "torch-export", mode)
+    assert "left_behind" not in record, record["left_behind"]
     before = snapshot(run.model("cpu", "float32"))
     verdict(run, "torch-export", mode)
     assert _texts(before) == []
+
+
+_NET = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return nn.functional.relu(self.linear(x))
+
+
+def build_model():
+    return Net()
+
+
+def calls():
+    return [((torch.randn(n, 3),), {}) for n in (2, 5)]
+
+
+from contextlib import contextmanager
+from torch.utils import _pytree
+
+
+class Registered:
+    pass
+
+
+def replaced(original):
+    return lambda *args, **kwargs: original(*args, **kwargs)
+
+
+def method():
+    from transformers.cache_utils import DynamicLayer
+    DynamicLayer.update = replaced(DynamicLayer.update)
+
+
+def function():
+    nn.functional.relu = replaced(nn.functional.relu)
+
+
+def own_class():
+    Net.extra_repr = lambda self: "Net"
+
+
+def attention():
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    ALL_ATTENTION_FUNCTIONS["leaked"] = len
+
+
+def mask():
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    ALL_MASK_ATTENTION_FUNCTIONS["leaked"] = len
+
+
+def node():
+    if Registered not in _pytree.SUPPORTED_NODES:
+        _pytree._private_register_pytree_node(Registered, lambda x: ([], None), lambda xs, c: Registered())
+
+
+LEAK = node
+
+
+@contextmanager
+def mode():
+    LEAK()
+    yield
+"""
+
+
+@pytest.mark.parametrize(
+    ("leak", "place", "after"),
+    [
+        ("method", "transformers.cache_utils.DynamicLayer.update was changed", "put back"),
+        ("function", "torch.nn.functional.relu was changed", "put back"),
+        ("own_class", "Net.extra_repr was added", "put back"),
+        ("attention", "ALL_ATTENTION_FUNCTIONS['leaked'] was added", "put back"),
+        ("mask", "ALL_MASK_ATTENTION_FUNCTIONS['leaked'] was added", "put back"),
+        ("node", "Registered was added", "still there"),
+    ],
+)
+def test_what_a_mode_leaves_behind_is_named_and_put_back(
+    tmp_path: Path, leak: str, place: str, after: str
+) -> None:
+    import transformers.masking_utils
+    import transformers.modeling_utils  # noqa: F401  what a case imports is no leak
+
+    source = _NET.replace("LEAK = node", f"LEAK = {leak}")
+    run = make_run(tmp_path, source, 'matrix: {patch_modes: ["net.py:mode"]}')
+    before = snapshot()
+    try:
+        stage, error, record = verdict(run, "torch-export", "net.py:mode")
+        # The first export of a process sets up the compiler.
+        left = [text for text in _texts(before) if not text.startswith("torch.compiler")]
+    finally:
+        for cls in [cls for cls in _pytree.SUPPORTED_NODES if cls.__name__ == "Registered"]:
+            _pytree._deregister_pytree_node(cls)
+    assert stage == "pass", error
+    assert len(record["left_behind"]) == (2 if leak == "node" else 1), record["left_behind"]
+    found = record["left_behind"][0]
+    assert place in found
+    assert found.endswith(after)
+    assert any(found in warning for warning in record["warnings"])
+    if after == "put back":
+        assert left == []
+        _, _, record = verdict(run, "torch-export")
+        assert "left_behind" not in record
+
+
+def test_a_hook_that_a_case_leaves_on_the_model_is_named(tmp_path: Path) -> None:
+    source = _NET.replace(
+        "LEAK()", "MADE[0].linear.register_forward_hook(lambda module, args, output: output)"
+    ).replace("    return Net()", "    MADE.append(Net())\n    return MADE[-1]")
+    run = make_run(tmp_path, source + "\n\nMADE = []\n", 'matrix: {patch_modes: ["net.py:mode"]}')
+    _, _, record = verdict(run, "torch-export", "net.py:mode")
+    assert any("vars(linear) _forward_hooks" in text and "put back" in text for text in record["left_behind"])
