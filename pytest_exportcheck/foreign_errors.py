@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 
 from .errors import ExportCheckError, error_class
-from .tracebacks import frame_line, is_machinery
+from .tracebacks import OWN, frame_line, is_machinery
 
 __all__ = ["refusal"]
+
+#: What an adapter raises where an exporter is not what it was written for.
+_OF_ADAPTERS = (AttributeError, ImportError, KeyError, NameError, TypeError)
 
 #: torch.onnx colours its messages whether or not anybody reads them on a terminal.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -37,4 +41,10 @@ def _places(error: BaseException) -> list[str]:
         return []
     own = [frame for frame in frames if not is_machinery(frame.filename)]
     shown = [*own[-1:], frames[-1]] if own[-1:] != frames[-1:] else own[-1:]
-    return [frame_line(frame) for frame in shown]
+    lines = [frame_line(frame) for frame in shown]
+    if isinstance(error, _OF_ADAPTERS) and frames[-1].filename.startswith(f"{OWN}exporters{os.sep}"):
+        lines.append(
+            "this was raised in pytest-exportcheck's adapter of the exporter, which may not know the "
+            "installed version: it says nothing of the model, please report it"
+        )
+    return lines

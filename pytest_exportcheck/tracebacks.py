@@ -11,12 +11,13 @@ from pathlib import Path
 
 from .plurals import counted
 
-__all__ = ["frame_line", "is_machinery", "one_line", "user_lines"]
+__all__ = ["OWN", "frame_line", "is_machinery", "one_line", "user_lines"]
 
 #: Packages whose frames say little about where a model is refused.
 _MACHINERY = ("torch", "onnxscript", "onnx_ir", "onnxruntime", "onnx", "sympy", "_pytest", "pytest", "pluggy")
 
-_OWN = str(Path(__file__).resolve().parent) + os.sep
+#: Where the files of this package are.
+OWN = str(Path(__file__).resolve().parent) + os.sep
 _STANDARD = os.path.realpath(sysconfig.get_paths()["stdlib"]) + os.sep
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
@@ -34,7 +35,7 @@ def user_lines(error: BaseException) -> list[str]:
     read = [at for at, frame in enumerate(frames) if not is_machinery(frame.filename)]
     users = [at for at in read if not any(folder in frames[at].filename for folder in _INSTALLED)]
     shown = {*users[-_MOST_FRAMES:], *read[-1:]}
-    if frames and not frames[-1].filename.startswith(_OWN):
+    if frames and not frames[-1].filename.startswith(OWN):
         shown.add(len(frames) - 1)
     # The first line is in the message already.
     raised = [line for text in traceback.format_exception_only(error) for line in text.rstrip().splitlines()]
@@ -59,7 +60,7 @@ def frame_line(frame: traceback.FrameSummary) -> str:
 
 def is_machinery(filename: str) -> bool:
     """Whether code of this file belongs to Python, torch, an exporter, a runtime, pytest, or to us."""
-    if filename.startswith(("<", _OWN)):
+    if filename.startswith(("<", OWN)):
         return True
     # Packages are told by where they are: a folder of the user's may be called torch, too.
     if any(filename.startswith(root) for name in _MACHINERY for root in _roots(name)):

@@ -49,20 +49,35 @@ def _path(name: str) -> str:
 def _watched_exporter() -> tuple[Any, list[tuple[torch.export.ExportedProgram, torch.nn.Module]]]:
     """(its exporter, the programs that it captures with their modules).
 
-    `OnnxExporter` is the capture of `DynamoExporter` and five steps more: a class between the two in the
-    order of inheritance sees what the one hands to the other (transformers 5.24).
+    `OnnxExporter` is the capture of `DynamoExporter` and some steps more: a class between the two in the
+    order of inheritance sees what the one hands to the other. Since transformers 5.24 that has a method of
+    its own, before it is what `DynamoExporter.export` returns.
     """
     from transformers.exporters import OnnxExporter
     from transformers.exporters.exporter_dynamo import DynamoExporter
 
     captures: list[tuple[torch.export.ExportedProgram, torch.nn.Module]] = []
 
-    class Watched(DynamoExporter):  # type: ignore[misc]
-        def export_program(self, *args: Any, **kwargs: Any) -> Any:
-            program, metadata = super().export_program(*args, **kwargs)
-            # At once: the steps that follow change the graph.
-            captures.append((program, program.module()))
-            return program, metadata
+    def seen(program: torch.export.ExportedProgram) -> None:
+        # At once: the steps that follow change the graph.
+        captures.append((program, program.module()))
+
+    Watched: Any
+    if hasattr(DynamoExporter, "export_program"):
+
+        class Watched(DynamoExporter):  # type: ignore[misc,no-redef]
+            def export_program(self, *args: Any, **kwargs: Any) -> Any:
+                program, metadata = super().export_program(*args, **kwargs)
+                seen(program)
+                return program, metadata
+
+    else:
+
+        class Watched(DynamoExporter):  # type: ignore[misc,no-redef]
+            def export(self, *args: Any, **kwargs: Any) -> Any:
+                program = super().export(*args, **kwargs)
+                seen(program)
+                return program
 
     class WatchedOnnx(OnnxExporter, Watched):  # type: ignore[misc]
         pass
@@ -124,7 +139,8 @@ class TransformersOnnx:
             judge()  # A wrong capture may be why the conversion fails.
             raise
         judge()
-        program: Any = exported.program
+        # An `ir.Model`; before transformers 5.24 in the `ONNXProgram` of torch.
+        program: Any = exported.program if hasattr(exported, "program") else exported.model
         refuse_other_opset(request.options, program)
         inputs = {str(value.name) for value in program.graph.inputs}
 

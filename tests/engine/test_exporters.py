@@ -6,6 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,39 @@ def test_transformers_exporter_in_a_case(tmp_path: Path) -> None:
     assert stage == "pass", error
     assert record["observed_under"] == "hf"
     assert "forward" not in vars(run.model("cpu", "float32"))
+
+
+def test_the_exporter_of_an_older_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 5.24 the capture has no method of its own, and an `ONNXProgram` is returned."""
+    from transformers.exporters import OnnxExporter
+    from transformers.exporters.exporter_dynamo import DynamoExporter
+
+    export, capture = OnnxExporter.export, DynamoExporter.export_program
+
+    def old_export(self: Any, *args: Any, **kwargs: Any) -> Any:
+        DynamoExporter.export_program = capture
+        try:
+            return SimpleNamespace(model=export(self, *args, **kwargs).program)
+        finally:
+            del DynamoExporter.export_program
+
+    monkeypatch.setattr(OnnxExporter, "export", old_export)
+    monkeypatch.delattr(DynamoExporter, "export_program")
+    stage, error, record = verdict(make_run(tmp_path, LLAMA, name="llama"), "transformers-onnx", "own")
+    assert stage == "pass", error
+    assert record["nodes"] > 0
+
+
+def test_an_adapter_that_does_not_know_its_exporter_blames_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.exporters import OnnxExporter
+
+    monkeypatch.setattr(OnnxExporter, "export", lambda *args, **kwargs: SimpleNamespace())
+    stage, error, _ = verdict(make_run(tmp_path, LLAMA, name="llama"), "transformers-onnx", "own")
+    assert stage == "export"
+    assert error is not None
+    assert any("adapter of the exporter" in line for line in error.details), error.details
 
 
 def test_the_capture_of_the_transformers_exporter_is_judged(
