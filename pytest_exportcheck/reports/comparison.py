@@ -44,12 +44,16 @@ def as_text(comparison: Comparison) -> str:
 
 
 def _by_case(changes: list[Change]) -> Iterator[str]:
-    case = None
+    """The changes of each case; cases of which the same is said, such as a renamed output, together."""
+    texts: dict[str, list[str]] = {}
     for change in changes:
-        if change.case != case:
-            case = change.case
-            yield f"  {case}"
-        yield f"    {change.text}"
+        texts.setdefault(change.case, []).append(f"    {change.text}")
+    together: dict[tuple[str, ...], list[str]] = {}
+    for case, said in texts.items():
+        together.setdefault(tuple(said), []).append(f"  {case}")
+    for lines, cases in together.items():
+        yield from cases
+        yield from lines
 
 
 def as_markdown(comparison: Comparison) -> str:

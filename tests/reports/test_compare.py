@@ -148,6 +148,19 @@ def test_the_texts_say_what_changed_where_and_between_which_packages():
     assert data["changes"][0]["before"] == "pass"
 
 
+def test_cases_of_which_the_same_is_said_are_told_together():
+    names = ("a", "b", "c")
+    before = report(*(record(name, "onnx-dynamo") for name in names))
+    failed = [record(name, "onnx-dynamo", "fail run", message="no `cache`") for name in ("a", "c")]
+    after = report(*failed, record("b", "onnx-dynamo", "fail run", message="other"), name="after.json")
+    text = as_text(compare(before, after))
+    cases = [f"  specs/{name}.yaml [cpu-float32-onnx-dynamo-none]" for name in ("a", "c", "b")]
+    assert text.count("no `cache`") == 1
+    assert (
+        "\n".join([*cases[:2], "    pass -> fail run: no `cache`", cases[2], "    pass -> fail run"]) in text
+    )
+
+
 @pytest.mark.parametrize(
     ("was", "expected"),
     [
