@@ -26,7 +26,10 @@ _LAZY = ("__dict__", "__weakref__", "__annotations__", "__annotations_cache__", 
 
 _ABSENT: Any = object()
 
-_KERNEL = "operator kernel "
+_KERNEL = "operator kernel {}"
+
+#: Of an entry of a registry: a text, and what is put into it when it is shown.
+_Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,13 @@ class _Space:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What `snapshot` saw: namespaces, those of models by label, registries (place -> value), and the modules
+    """What `snapshot` saw: namespaces, those of models by label, registries, and the modules
     that were loaded then.
     """
 
     spaces: Sequence[_Space]
     parts: Mapping[str, _Space]
-    registries: Mapping[str, Any]
+    registries: Mapping[_Key, Any]
     loaded: frozenset[str]
     models: tuple[torch.nn.Module, ...] = ()
 
@@ -166,12 +169,15 @@ def difference(before: Snapshot) -> list[Leak]:
         now = dict(_registries(before.loaded))
     # Nobody knows who registered a kernel: a module of torch does so when it is imported.
     imported = any(name.partition(".")[0] == "torch" for name in sys.modules.keys() - before.loaded)
-    for place in before.registries.keys() | now.keys():
-        old, new = before.registries.get(place, _ABSENT), now.get(place, _ABSENT)
+    for key in before.registries.keys() | now.keys():
+        old, new = before.registries.get(key, _ABSENT), now.get(key, _ABSENT)
+        if old is new:
+            continue
+        place = str(key[0]).format(*key[1:])
         if new is _ABSENT:
             leaks.append(Leak(place, "removed", _text(old)))
         elif old is _ABSENT:
-            if not (imported and place.startswith(_KERNEL)):
+            if not (imported and key[0] == _KERNEL):
                 leaks.append(Leak(place, "added", _text(new), value=new))
         elif not _same(old, new):
             leaks.append(Leak(place, "changed", f"{_text(old)} to {_text(new)}", value=new))
@@ -202,39 +208,35 @@ def _text(value: Any) -> str:
     return type(value).__name__ if not isinstance(value, (bool, int, str)) else repr(value)
 
 
-#: Module -> what it held when its classes and tables were looked for, and these: most stay as they are.
-_KNOWN: dict[str, tuple[dict[str, Any], list[type], list[tuple[str, dict[Any, Any]]]]] = {}
+#: Module of a library -> what was remembered of it last: most stay as they are, and need not be copied again.
+_KNOWN: dict[str, list[_Space]] = {}
 
 
-def _of_module(name: str, module: object, keep: bool) -> Iterator[_Space]:
+def _of_module(name: str, module: object, keep: bool) -> list[_Space]:
     """`keep`: remember what is found; not of a user's modules, which may hold models."""
     if not isinstance(module, ModuleType):
-        return
-    live = vars(module)
-    known = _KNOWN.get(name)
-    if (
-        known is None
-        or len(known[0]) != len(live)
-        or not all(map(operator.is_, live.values(), known[0].values()))
-    ):
-        held = dict(live)
-        classes = [value for value in held.values() if isinstance(value, type) and value.__module__ == name]
-        tables = [
-            (f"{name}.{key}[{{!r}}]", table)
-            for key, value in held.items()
-            if isinstance(key, str) and key.isupper() and not isinstance(value, type)
-            for table in _tables(value)
-        ]
-        known = (held, list(dict.fromkeys(classes)), tables)
-        if keep:
-            _KNOWN[name] = known
-    held, classes, tables = known
+        return []
+    known = _KNOWN.get(name) if keep else None
+    if known is not None and known[0].live is vars(module) and known[0].is_as_it_was():
+        for place, space in enumerate(known):
+            if not space.is_as_it_was():
+                known[place] = replace(space, before=dict(space.live))
+        return known
+    found = list(_looked_for(name, vars(module)))
+    if keep:
+        _KNOWN[name] = found
+    return found
+
+
+def _looked_for(name: str, live: dict[str, Any]) -> Iterator[_Space]:
+    held = dict(live)
     yield _Space(f"{name}.{{}}", live, held, _in_a_module, live.__setitem__, live.__delitem__)
-    for cls in classes:
+    for cls in dict.fromkeys(
+        value for value in held.values() if isinstance(value, type) and value.__module__ == name
+    ):
         names = vars(cls)
-        label = f"{name}.{cls.__qualname__}.{{}}"
         yield _Space(
-            label,
+            f"{name}.{cls.__qualname__}.{{}}",
             names,
             dict(names),
             _in_a_class,
@@ -242,8 +244,11 @@ def _of_module(name: str, module: object, keep: bool) -> Iterator[_Space]:
             functools.partial(delattr, cls),
             cls,
         )
-    for label, table in tables:
-        yield _Space(label, table, dict(table), _in_a_table, table.__setitem__, table.__delitem__)
+    for key, value in held.items():
+        if isinstance(key, str) and key.isupper() and not isinstance(value, type):
+            for table in _tables(value):
+                label = f"{name}.{key}[{{!r}}]"
+                yield _Space(label, table, dict(table), _in_a_table, table.__setitem__, table.__delitem__)
 
 
 def _in_a_module(name: Any, value: Any) -> bool:
@@ -297,7 +302,7 @@ def _of_model(model: torch.nn.Module) -> Iterator[_Space]:
                 )
 
 
-def _registries(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
+def _registries(loaded: frozenset[str]) -> Iterator[tuple[_Key, Any]]:
     """Entries about classes of `loaded` modules: others were registered when their module was imported."""
     for label, table in (
         ("pytree node", _pytree.SUPPORTED_NODES),
@@ -307,20 +312,21 @@ def _registries(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
     ):
         for cls, entry in list(table.items()):
             if getattr(cls, "__module__", None) in loaded:
-                yield f"{label} {getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', cls)}", entry
+                name = f"{getattr(cls, '__module__', '')}.{getattr(cls, '__qualname__', cls)}"
+                yield ("{} {}", label, name), entry
     anchors = getattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", ())
     for anchor in list(anchors):
-        yield f"stack trace anchor {anchor}", True
+        yield ("stack trace anchor {}", anchor), True
     yield from _operators(loaded)
 
 
-def _operators(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
+def _operators(loaded: frozenset[str]) -> Iterator[tuple[_Key, Any]]:
     """Kernels that Python registered for operators of torch, by dispatch key, and what stands for an operator
     in a decomposition.
     """
     for name in list(getattr(torch.library, "_impls", ())):  # ``aten/add.Tensor/CPU``
         if name.partition("/")[0] in ("aten", "prims"):
-            yield _KERNEL + name, True
+            yield (_KERNEL, name), True
     packets = [value for key, value in list(vars(torch.ops.aten).items()) if not key.startswith("_")]
     found = [
         value
@@ -331,9 +337,9 @@ def _operators(loaded: frozenset[str]) -> Iterator[tuple[str, Any]]:
     for one in [*found, *getattr(torch._ops, "_higher_order_ops", {}).values()]:
         for key, kernel in list(one.py_kernels.items()):
             if getattr(kernel, "__module__", None) in loaded:
-                yield f"kernel of {one} for {key}", kernel
+                yield ("kernel of {} for {}", one, key), kernel
     tables = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
     for kind, table in tables.items():
         for decomposed, function in list(table.items()):
             if getattr(function, "__module__", None) in loaded:
-                yield f"decomposition ({kind}) of {decomposed}", function
+                yield ("decomposition ({}) of {}", kind, decomposed), function
