@@ -83,4 +83,5 @@ def _said(found: dict[str, Any]) -> str:
     for name, one in found["patches"].items():
         kinds.setdefault(one["kind"], []).append(name.rpartition(":")[2])
     shown = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in kinds.items()) or "no patch is called"
-    return f"{found['with']} with, {found['without_any']} without; {shown} ({found['seconds']} s)"
+    why = f"; it was: {found['message']}" if found.get("message") and not found["patches"] else ""
+    return f"{found['with']} with, {found['without_any']} without; {shown}{why} ({found['seconds']} s)"

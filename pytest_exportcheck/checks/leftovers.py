@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from ..patches.scoped import taken_back
 from .leaks import Leak, difference, snapshot
 
-__all__ = ["Leftovers"]
+__all__ = ["LeftBehindWarning", "Leftovers"]
 
 #: So many a warning names; the record has all.
 _SHOWN = 4
@@ -21,6 +23,10 @@ _OWN_STATE = ("torch._dynamo", "torch._functorch", "torch._inductor", "torch.com
 
 #: Registries of a model's parts whose entries are its state, which is looked at elsewhere.
 _STATE = ("_parameters", "_buffers", "_modules")
+
+
+class LeftBehindWarning(UserWarning):
+    """A case changed something in the process that runs it, and did not put it back."""
 
 
 class Leftovers:
@@ -40,19 +46,29 @@ class Leftovers:
     @contextlib.contextmanager
     def noted(self, record: dict[str, Any]) -> Iterator[None]:
         """Put back at the end, and say so in the record (``left_behind``) and as a warning of the case."""
+        taken_back()
         try:
             yield
-        finally:
-            left = self.put_back()
-            if left:
-                record["left_behind"] = [text for text, _ in left]
-            found = [text for text, matters in left if matters]
-            if found:
-                more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-                record.setdefault("warnings", []).append(
-                    "the case left behind, for all that runs after it in the process: "
-                    f"{'; '.join(found[:_SHOWN])}{more}"
-                )
+        except BaseException:
+            # The failure is what counts, also where warnings are errors.
+            with contextlib.suppress(LeftBehindWarning):
+                self._note(record)
+            raise
+        self._note(record)
+
+    def _note(self, record: dict[str, Any]) -> None:
+        left = self.put_back()
+        if left:
+            record["left_behind"] = [text for text, _ in left]
+        found = [text for text, matters in left if matters]
+        if found:
+            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+            text = (
+                "the case left behind, for all that runs after it in the process: "
+                f"{'; '.join(found[:_SHOWN])}{more}"
+            )
+            record.setdefault("warnings", []).append(text)
+            warnings.warn(text, LeftBehindWarning, stacklevel=2)
 
     def put_back(self) -> list[tuple[str, bool]]:
         """Undo what can be undone.
@@ -63,7 +79,7 @@ class Leftovers:
             A sentence for each (``torch.nn.functional.gelu was changed (...): put back``), and whether it
             matters: an attribute of a class that is what it inherits changes nothing.
         """
-        found = []
+        found = [(text, True) for text in taken_back()]
         for leak in difference(self._before):
             if not _counts(leak):
                 continue

@@ -16,6 +16,7 @@ import torch
 
 from ..errors import PatchError
 from .patch import MISSING, Patch, resolve
+from .scoped import entered
 
 __all__ = ["Activity", "active_patches", "applied", "codes_of", "frame_of"]
 
@@ -146,7 +147,7 @@ def _in_place(
         return
     with contextlib.ExitStack() as stack:
         if patch.scope is not None:
-            stack.enter_context(patch.scope(model))
+            stack.enter_context(entered(patch.scope(model), model, patch.name))
             live = _Live()
         else:
             made = _make(patch, copies)

@@ -109,10 +109,10 @@ def _notes(records: Sequence[Record]) -> Iterator[str]:
         called = {worth.name for worth in worths if worth.mode == mode}
         never = {name for one in done for name in one["never_called"]} - called
         unneeded = [worth.name for worth in worths if worth.mode == mode and worth.unneeded]
+        needs = f"no case needs {', '.join(unneeded)}" if unneeded else "each of these is needed by a case"
         yield (
             f"patch mode {mode}: {counted(len(done), 'case')}, {len(called)} of "
-            f"{counted(len(called | never), 'patch', 'patches')} called, "
-            f"{len(unneeded)} of these needed by no case" + (f": {', '.join(unneeded)}" if unneeded else "")
+            f"{counted(len(called | never), 'patch', 'patches')} called" + (f"; {needs}" if called else "")
         )
     for record in records:
         why = (record.get("ablation") or {}).get("not_done")

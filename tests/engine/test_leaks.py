@@ -11,6 +11,7 @@ import torch
 from torch.utils import _pytree
 
 from pytest_exportcheck.checks.leaks import difference, snapshot
+from pytest_exportcheck.checks.leftovers import LeftBehindWarning
 from pytest_exportcheck.patches.registry import load_patch_mode
 
 from .helpers import make_run, verdict
@@ -267,5 +268,63 @@ def test_a_hook_that_a_case_leaves_on_the_model_is_named(tmp_path: Path) -> None
         "LEAK()", "MADE[0].linear.register_forward_hook(lambda module, args, output: output)"
     ).replace("    return Net()", "    MADE.append(Net())\n    return MADE[-1]")
     run = make_run(tmp_path, source + "\n\nMADE = []\n", 'matrix: {patch_modes: ["net.py:mode"]}')
-    _, _, record = verdict(run, "torch-export", "net.py:mode")
+    with pytest.warns(LeftBehindWarning, match="_forward_hooks"):
+        _, _, record = verdict(run, "torch-export", "net.py:mode")
     assert any("vars(linear) _forward_hooks" in text and "put back" in text for text in record["left_behind"])
+
+
+_BRANCHING = """
+from contextlib import contextmanager
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.calls = 1.0, 0
+
+    def forward(self, x):
+        return x * self.scale if self.scale == 1.0 else (x + x) * (self.scale / 2)
+
+
+def build_model():
+    return Net()
+
+
+def calls():
+    return [((torch.randn(n, 3),), {}) for n in (2, 5)]
+
+
+@contextmanager
+def forgets(model):
+    model.scale = SCALE
+    yield
+
+
+@contextmanager
+def restores(model):
+    before, model.scale = model.scale, SCALE
+    try:
+        yield
+    finally:
+        model.scale = before
+"""
+
+
+@pytest.mark.parametrize(("scale", "stage"), [("1.5", "patch"), ("1", "pass")])
+def test_an_attribute_that_a_mode_sets_and_forgets_changes_no_later_verdict(
+    tmp_path: Path, scale: str, stage: str
+) -> None:
+    """The next case was judged on the changed model, and its exporter was blamed."""
+    source = _BRANCHING + f"\n\nSCALE = {scale}\n"
+    run = make_run(tmp_path, source, 'matrix: {patch_modes: ["net.py:forgets", "net.py:restores", none]}')
+    with pytest.warns(LeftBehindWarning, match=r"vars\(model\) scale was changed .* by the patch .*forgets"):
+        found, error, record = verdict(run, "torch-export", "net.py:forgets")
+    assert found == stage, error
+    assert any("scale was changed" in text and "put back" in text for text in record["left_behind"])
+    found, _, record = verdict(run, "torch-export", "net.py:restores")
+    assert found == stage
+    assert "left_behind" not in record
+    found, error, record = verdict(run, "torch-export")
+    assert found == "pass", error
+    assert "left_behind" not in record
+    assert run.model("cpu", "float32").scale == 1.0

@@ -60,7 +60,7 @@ def test_what_each_patch_is_worth(pytester: pytest.Pytester, workers: str) -> No
             "    needed for: a, b",
             "models.py:mode  same",
             "    neutral for: a, b",
-            "patch mode models.py:mode: 2 cases, 2 of 2 patches called, 1 of these needed by no case: same",
+            "patch mode models.py:mode: 2 cases, 2 of 2 patches called; no case needs same",
         ]
     )
     records = {(case["spec"], case["patch_mode"]): case for case in project.report()}
