@@ -26,6 +26,9 @@ _LAZY = ("__dict__", "__weakref__", "__annotations__", "__annotations_cache__", 
 
 _ABSENT: Any = object()
 
+#: In place of a value that is not watched, and not kept: it may hold a model.
+_UNWATCHED: Any = object()
+
 _KERNEL = "operator kernel {}"
 
 #: Of an entry of a registry: a text, and what is put into it when it is shown.
@@ -72,7 +75,9 @@ class _Space:
     live:
         The mapping itself.
     before:
-        A copy of it.
+        A copy of it, with `_UNWATCHED` for what is not watched.
+    ids:
+        Of all that was in it.
     wanted:
         (name, value) -> whether a change of such an entry is a leak.
     bind, drop:
@@ -84,33 +89,54 @@ class _Space:
     label: str
     live: Mapping[Any, Any]
     before: Mapping[Any, Any]
+    ids: tuple[int, ...]
     wanted: Callable[[Any, Any], bool]
     bind: Callable[[Any, Any], None]
     drop: Callable[[Any], None]
     owner: type | None = None
 
+    @staticmethod
+    def of(
+        label: str,
+        live: Mapping[Any, Any],
+        wanted: Callable[[Any, Any], bool],
+        bind: Callable[[Any, Any], None],
+        drop: Callable[[Any], None],
+        owner: type | None = None,
+    ) -> _Space:
+        """What is in `live` now."""
+        before = {
+            name: value if _is_constant(value) or wanted(name, value) else _UNWATCHED
+            for name, value in list(live.items())
+        }
+        return _Space(label, live, before, tuple(map(id, live.values())), wanted, bind, drop, owner)
+
+    def again(self) -> _Space:
+        """What is in it now."""
+        return _Space.of(self.label, self.live, self.wanted, self.bind, self.drop, self.owner)
+
     def is_as_it_was(self) -> bool:
-        return len(self.live) == len(self.before) and all(
-            map(operator.is_, self.live.values(), self.before.values())
+        return len(self.live) == len(self.ids) and all(
+            map(operator.eq, map(id, self.live.values()), self.ids)
         )
 
     def leaks(self) -> Iterator[Leak]:
         now = dict(self.live)
         for name in dict.fromkeys([*self.before, *now]):
             old, new = self.before.get(name, _ABSENT), now.get(name, _ABSENT)
-            if old is new or not any(
-                value is not _ABSENT and self.wanted(name, value) for value in (old, new)
-            ):
+            was = old is not _ABSENT and old is not _UNWATCHED and self.wanted(name, old)
+            if old is new or not (was or (new is not _ABSENT and self.wanted(name, new))):
                 continue
             place = self.label.format(name)
-            back = functools.partial(self.bind, name, old)
+            back = None if old is _UNWATCHED else functools.partial(self.bind, name, old)
             if old is _ABSENT:
                 inert = self.owner is not None and _inherited(self.owner, name) is new
                 yield Leak(place, "added", _text(new), functools.partial(self.drop, name), new, inert)
             elif new is _ABSENT:
                 yield Leak(place, "removed", _text(old), back)
             elif not _same(old, new):
-                yield Leak(place, "changed", f"{_text(old)} to {_text(new)}", back, new)
+                what = "something else" if old is _UNWATCHED else _text(old)
+                yield Leak(place, "changed", f"{what} to {_text(new)}", back, new)
 
 
 @dataclass(frozen=True)
@@ -192,6 +218,10 @@ def _same(before: Any, after: Any) -> bool:
     return before is after or (type(before) is type(after) and _is_plain(before) and bool(before == after))
 
 
+def _is_constant(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
 def _is_plain(value: Any) -> bool:
     """Whether equality says everything: constants, and containers of them."""
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -220,7 +250,7 @@ def _of_module(name: str, module: object, keep: bool) -> list[_Space]:
     if known is not None and known[0].live is vars(module) and known[0].is_as_it_was():
         for place, space in enumerate(known):
             if not space.is_as_it_was():
-                known[place] = replace(space, before=dict(space.live))
+                known[place] = space.again()
         return known
     found = list(_looked_for(name, vars(module)))
     if keep:
@@ -230,15 +260,14 @@ def _of_module(name: str, module: object, keep: bool) -> list[_Space]:
 
 def _looked_for(name: str, live: dict[str, Any]) -> Iterator[_Space]:
     held = dict(live)
-    yield _Space(f"{name}.{{}}", live, held, _in_a_module, live.__setitem__, live.__delitem__)
+    yield _Space.of(f"{name}.{{}}", live, _in_a_module, live.__setitem__, live.__delitem__)
     for cls in dict.fromkeys(
         value for value in held.values() if isinstance(value, type) and value.__module__ == name
     ):
         names = vars(cls)
-        yield _Space(
+        yield _Space.of(
             f"{name}.{cls.__qualname__}.{{}}",
             names,
-            dict(names),
             _in_a_class,
             functools.partial(setattr, cls),
             functools.partial(delattr, cls),
@@ -248,7 +277,7 @@ def _looked_for(name: str, live: dict[str, Any]) -> Iterator[_Space]:
         if isinstance(key, str) and key.isupper() and not isinstance(value, type):
             for table in _tables(value):
                 label = f"{name}.{key}[{{!r}}]"
-                yield _Space(label, table, dict(table), _in_a_table, table.__setitem__, table.__delitem__)
+                yield _Space.of(label, table, _in_a_table, table.__setitem__, table.__delitem__)
 
 
 def _in_a_module(name: Any, value: Any) -> bool:
@@ -285,10 +314,9 @@ def _of_model(model: torch.nn.Module) -> Iterator[_Space]:
     for path, part in model.named_modules():
         where = f"vars({path or 'model'})".replace("{", "{{").replace("}", "}}")
         held = vars(part)
-        yield _Space(
+        yield _Space.of(
             f"{where} {{}}",
             held,
-            dict(held),
             lambda name, value: not isinstance(value, dict),
             held.__setitem__,
             held.__delitem__,
@@ -297,9 +325,7 @@ def _of_model(model: torch.nn.Module) -> Iterator[_Space]:
             # Modules, parameters, buffers and hooks are dicts: their entries, not the dicts.
             if isinstance(value, dict):
                 label = f"{where} {key}[{{!r}}]"
-                yield _Space(
-                    label, value, dict(value), lambda name, item: True, value.__setitem__, value.__delitem__
-                )
+                yield _Space.of(label, value, lambda name, item: True, value.__setitem__, value.__delitem__)
 
 
 def _registries(loaded: frozenset[str]) -> Iterator[tuple[_Key, Any]]:

@@ -95,6 +95,9 @@ class Leftovers:
 def _counts(leak: Leak) -> bool:
     if leak.place.startswith(_OWN_STATE):
         return False
+    if leak.change == "added" and leak.place.rpartition(".")[2].startswith("__") and _is_of_a_module(leak):
+        # Dynamo puts what it compiled (``__compiled_fn_1``) among the names of the model's module.
+        return False
     if leak.place.startswith("vars("):
         # Attributes that are no functions are a model's state.
         name = leak.place.partition(") ")[2]
