@@ -95,15 +95,15 @@ class Leftovers:
 def _counts(leak: Leak) -> bool:
     if leak.place.startswith(_OWN_STATE):
         return False
-    if leak.change == "added" and leak.place.rpartition(".")[2].startswith("__") and _is_of_a_module(leak):
-        # Dynamo puts what it compiled (``__compiled_fn_1``) among the names of the model's module.
+    if leak.place.rpartition(".")[2].startswith("__") and _is_of_a_module(leak):
+        # Dynamo puts what it compiled (``__compiled_fn_1``) among the names of the model's module, and takes
+        # it away.
         return False
     if leak.place.startswith("vars("):
-        # Attributes that are no functions are a model's state.
+        # Attributes that are no functions are a model's state, and one that is gone is a change of the model.
         name = leak.place.partition(") ")[2]
-        return not name.startswith(_STATE) and (
-            leak.change == "removed" or (callable(leak.value) and not isinstance(leak.value, torch.nn.Module))
-        )
+        function = callable(leak.value) and not isinstance(leak.value, torch.nn.Module)
+        return function and not name.startswith(_STATE)
     # A lazy module gets a name when it is first asked for.
     origin = str(getattr(leak.value, "__module__", None))
     same = origin.partition(".")[0] == leak.place.partition(".")[0]

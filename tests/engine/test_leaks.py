@@ -328,3 +328,14 @@ def test_an_attribute_that_a_mode_sets_and_forgets_changes_no_later_verdict(
     assert found == "pass", error
     assert "left_behind" not in record
     assert run.model("cpu", "float32").scale == 1.0
+
+
+def test_what_dynamo_compiled_is_its_own(tmp_path: Path) -> None:
+    """Strict captures put functions among the names of the model's module, and a reset takes them away."""
+    run = make_run(tmp_path, _NET)
+    for reset in (False, True):
+        if reset:
+            torch._dynamo.reset()
+        stage, error, record = verdict(run, "torch-export-strict")
+        assert stage == "pass", error
+        assert "left_behind" not in record, record["left_behind"]
