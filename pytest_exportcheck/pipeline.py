@@ -14,11 +14,11 @@ import torch
 
 from .cases import CaseId
 from .checks.captured import CapturedProgram, Run, runner_of
+from .checks.case_leaks import Leftovers
 from .checks.compare import Tolerances, compare_leaves
 from .checks.equivalence import check_patches
 from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
 from .checks.inputs import refuse_baked_inputs
-from .checks.leftovers import Leftovers
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
 from .checks.own import load_own
 from .checks.remains import TraceRemains

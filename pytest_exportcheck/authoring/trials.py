@@ -244,10 +244,7 @@ class _Search:
         for name, argument in given.items():
             if not isinstance(argument, torch.Tensor) or name in self.known:
                 continue
-            if (
-                argument.numel()
-                and argument.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
-            ):
+            if argument.numel() and _storage(argument) == _storage(value):
                 forms = [form for form in _layer_forms(layer) if self._is_likely(form)]
                 self.known[name] = sorted(forms, key=self.by_layer.index)
                 if name == "input_ids":

@@ -172,7 +172,9 @@ def snapshot(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spaces = [
-            space for name in names for space in _of_module(name, sys.modules.get(name), name not in modules)
+            space
+            for name in names
+            for space in _of_module(name, sys.modules.get(name), name.partition(".")[0] in packages)
         ]
         # A table that several modules import is one of the first.
         spaces = list({id(space.live): space for space in reversed(spaces)}.values())

@@ -28,8 +28,10 @@ def entered(
     changed: dict[tuple[str, str], tuple[dict[str, Any], Any, Any]] = {}
     try:
         with scope:
-            for key, (held, value) in _attributes(model).items():
-                old = before[key][1] if key in before else _ABSENT
+            after = _attributes(model)
+            for key in before.keys() | after.keys():
+                held = (before.get(key) or after[key])[0]
+                old, value = (found[key][1] if key in found else _ABSENT for found in (before, after))
                 if not _same(old, value):
                     changed[key] = held, old, value
             yield
@@ -42,7 +44,8 @@ def entered(
                 del held[attribute]
             else:
                 held[attribute] = old
-            was = "added" if old is _ABSENT else f"changed ({old!r:.40} to {value!r:.40})"
+            was = "removed" if value is _ABSENT else f"changed ({_text(old)} to {_text(value)})"
+            was = "added" if old is _ABSENT else was
             _taken_back.append(f"vars({path or 'model'}) {attribute} was {was} by the patch {name}: put back")
 
 
@@ -65,6 +68,13 @@ def _attributes(model: torch.nn.Module | None) -> dict[tuple[str, str], tuple[di
     }
 
 
+_PLAIN = (bool, int, float, str, type(None))
+
+
 def _same(old: Any, new: Any) -> bool:
-    plain = (bool, int, float, str, type(None))
-    return old is new or (type(old) is type(new) and isinstance(old, plain) and bool(old == new))
+    return old is new or (type(old) is type(new) and isinstance(old, _PLAIN) and bool(old == new))
+
+
+def _text(value: Any) -> str:
+    """Of a class of the user's the name alone: its ``repr`` may fail."""
+    return f"{value!r:.40}" if isinstance(value, _PLAIN) else type(value).__name__

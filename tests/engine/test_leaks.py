@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import pytest
 import torch
 from torch.utils import _pytree
 
+from pytest_exportcheck.checks.case_leaks import LeftBehindWarning
 from pytest_exportcheck.checks.leaks import difference, snapshot
-from pytest_exportcheck.checks.leftovers import LeftBehindWarning
 from pytest_exportcheck.patches.registry import load_patch_mode
+from pytest_exportcheck.patches.scoped import entered, taken_back
 
 from .helpers import make_run, verdict
 
@@ -339,3 +342,31 @@ def test_what_dynamo_compiled_is_its_own(tmp_path: Path) -> None:
         stage, error, record = verdict(run, "torch-export-strict")
         assert stage == "pass", error
         assert "left_behind" not in record, record["left_behind"]
+
+
+class _Odd:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_attributes_that_a_scope_changes_adds_and_removes_are_put_back(model: torch.nn.Module) -> None:
+    odd = _Odd()
+    model.kept, model.gone = odd, 1  # type: ignore[assignment]
+
+    @contextlib.contextmanager
+    def scope() -> Iterator[None]:
+        model.kept, model.new = _Odd(), 2  # type: ignore[assignment]
+        del model.gone
+        yield
+
+    taken_back()
+    with entered(scope(), model, "mine"):
+        pass
+    assert model.kept is odd
+    assert model.gone == 1
+    assert not hasattr(model, "new")
+    assert sorted(taken_back()) == [
+        "vars(model) gone was removed by the patch mine: put back",
+        "vars(model) kept was changed (_Odd to _Odd) by the patch mine: put back",
+        "vars(model) new was added by the patch mine: put back",
+    ]
