@@ -348,6 +348,17 @@ def patches(
     """List the patches of the patch modes, see if they are stale, and who needs them."""
     from . import cli_patches
 
+    asked = {
+        "--diff": diff,
+        "--lint": lint,
+        "--update-lock": write_lock,
+        "--ablate": specs,
+        "--pytrees": pytrees,
+    }
+    if len(both := [option for option, given in asked.items() if given]) > 1:
+        raise Wrong(f"{' and '.join(both)} are runs of their own: give one at a time")
+    if lock is not None and not (lint or write_lock):
+        raise Wrong("--lock needs --lint or --update-lock")
     if specs:
         from .cli_ablate import run_ablation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import PatchError
 from .plurals import counted
+from .spec.imports import sibling_imports
 
 if TYPE_CHECKING:
     from .patches.patch import Patch
@@ -23,23 +25,38 @@ _LOCK_NAME = "patches.lock.json"
 
 
 def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, given: Path | None) -> int:
-    """Run it; 0 fine, 1 errors found, 2 a mode cannot be loaded."""
+    """Run it; 0 fine, 1 errors found or a target is gone, 2 a mode cannot be loaded."""
+    wanted = _expanded(names) or list(_MODES)
+    with contextlib.ExitStack() as stack:
+        for folder in dict.fromkeys(map(_folder_of, wanted)):
+            stack.enter_context(sibling_imports(folder))
+        return _run(wanted, diff, check, write, given)
+
+
+def _folder_of(mode: str) -> Path:
+    """Where the file of a mode lies, beside which its targets may be."""
+    file = mode.partition(":")[0]
+    return Path(file).parent if file.endswith(".py") else Path()
+
+
+def _run(names: Sequence[str], diff: bool, check: bool, write: bool, given: Path | None) -> int:
     from .patches.lock import lint, lock_of, read_lock, write_lock
 
     try:
-        modes = [(name, _patches_of(name)) for name in _expanded(names) or _MODES]
+        modes = [(name, _patches_of(name)) for name in names]
         places = {name: given or _lock_of(name) for name, _ in modes}
         if write:
+            gone = 0
             for path in dict.fromkeys(places.values()):
                 mine = [(name, patches) for name, patches in modes if places[name] == path]
                 fresh = lock_of(mine)
-                _say_missing(mine, fresh)
+                gone += _say_missing(mine, fresh)
                 # Modes that were not asked for stay as they are.
                 fresh["modes"] = read_lock(path)["modes"] | fresh["modes"]
                 write_lock(path, fresh)
                 count = sum(map(len, fresh["modes"].values()))
                 print(f"{path}: {counted(count, 'target')}", file=sys.stderr)
-            return 0
+            return 1 if gone else 0
         if check:
             found = [
                 finding for name, patches in modes for finding in lint(name, patches, read_lock(places[name]))
@@ -55,15 +72,20 @@ def run_patches(names: Sequence[str], diff: bool, check: bool, write: bool, give
             )
             print(", ".join(numbers), file=sys.stderr)
             return 1 if errors else 0
+        shown = True
+        for name, patches in modes:
+            if name == "rewrite":
+                print("rewrite  made for each graph, from its observed calls; a case's record has the diffs")
+            for patch in patches:
+                shown &= _show(name, patch, diff)
+        return 0 if shown else 1
     except PatchError as error:
-        print(error, file=sys.stderr)
+        _say(error)
         return 2
-    for name, patches in modes:
-        if name == "rewrite":
-            print("rewrite  made for each graph, from its observed calls; a case's record names them")
-        for patch in patches:
-            _show(name, patch, diff)
-    return 0
+
+
+def _say(error: PatchError) -> None:
+    print(error.message, *(f"    {line}" for line in error.details), sep="\n", file=sys.stderr)
 
 
 def _lock_of(mode: str) -> Path:
@@ -79,12 +101,21 @@ def _lock_of(mode: str) -> Path:
     return Path(found.origin).with_name(_LOCK_NAME) if found and found.origin else Path(_LOCK_NAME)
 
 
-def _say_missing(modes: Sequence[tuple[str, list[Patch]]], lock: Mapping[str, Any]) -> None:
+def _say_missing(modes: Sequence[tuple[str, list[Patch]]], lock: Mapping[str, Any]) -> int:
+    """Say which targets are not there; how many of them are errors."""
+    from .patches.lock import why_gone
+
+    errors = 0
     for name, patches in modes:
         known = lock["modes"].get(name, {})
-        missing = [patch.name for patch in patches if patch.scope is None and patch.name not in known]
-        if missing:
-            print(f"{name}: not written, the target is gone: {', '.join(missing)}", file=sys.stderr)
+        for patch in patches:
+            if patch.scope is None and patch.name not in known:
+                print(
+                    f"{name}: not written, the target is gone: {patch.name}: {why_gone(patch)}",
+                    file=sys.stderr,
+                )
+                errors += not patch.optional and not patch.rests()
+    return errors
 
 
 def _expanded(names: Sequence[str]) -> list[str]:
@@ -106,7 +137,8 @@ def _patches_of(name: str) -> list[Patch]:
     return mode.patches(None, "onnx")
 
 
-def _show(mode: str, patch: Patch, diff: bool) -> None:
+def _show(mode: str, patch: Patch, diff: bool) -> bool:
+    """Print a patch; False where it should have a diff, and its target is gone."""
     print(f"{mode}  {patch.name}")
     if patch.name != patch.target:
         print(f"    target:   {patch.target}")
@@ -120,10 +152,14 @@ def _show(mode: str, patch: Patch, diff: bool) -> None:
     if patch.link:
         print(f"    link:     {patch.link}")
     if diff:
-        from .patches.lock import diff_of
+        from .patches.lock import diff_of, why_gone
 
+        if patch.scope is None and (gone := why_gone(patch)):
+            print(f"    the target is gone: {gone}")
+            return patch.optional or bool(patch.rests())
         for line in diff_of(patch):
             print(f"    {line}")
+    return True
 
 
 def run_pytrees(names: Sequence[str]) -> int:
@@ -140,7 +176,7 @@ def run_pytrees(names: Sequence[str]) -> int:
         for name in _expanded(names):
             _patches_of(name)
     except PatchError as error:
-        print(error, file=sys.stderr)
+        _say(error)
         return 2
     found = registered_classes()
     shown = [one for one in found if one.cls.__module__.partition(".")[0] != "torch"]

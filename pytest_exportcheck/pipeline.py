@@ -61,6 +61,7 @@ from .runtimes.base import open_session
 from .runtimes.onnx_runtime import onnx_input_dims
 from .shapes_check import CheckedObservation, check_shapes, facts_of
 from .spec import ModelSpec
+from .spec.imports import sibling_imports
 from .spec.names import choices
 from .spec_run import OWN, SpecRun
 from .tracebacks import one_line, user_lines
@@ -306,15 +307,17 @@ def run_case(
     """
     stages = _Stages(enter, record)
     try:
-        try:
-            _run_case(run, case, stages, record, probe, anew=probe is not None)
-        except UnusableCapture as unusable:
-            _run_anew(run, case, stages, record, None)
-            _note(record, [str(unusable)])
-        except ExportCheckError as failure:
-            if _reused(record) is None:
-                raise
-            _run_anew(run, case, stages, record, failure)
+        # All through: exporters and models import when they run, and patches look their targets up.
+        with sibling_imports(run.spec.folder):
+            try:
+                _run_case(run, case, stages, record, probe, anew=probe is not None)
+            except UnusableCapture as unusable:
+                _run_anew(run, case, stages, record, None)
+                _note(record, [str(unusable)])
+            except ExportCheckError as failure:
+                if _reused(record) is None:
+                    raise
+                _run_anew(run, case, stages, record, failure)
     finally:
         stages.stop()
 

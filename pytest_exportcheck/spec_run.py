@@ -39,6 +39,7 @@ from .patches.registry import load_patch_mode
 from .pytrees import register_flattening_functions
 from .shapes_check import CheckedObservation
 from .spec import ModelSpec, build_calls, build_model
+from .spec.imports import sibling_imports
 from .tracebacks import one_line, user_lines
 
 __all__ = ["OWN", "SpecRun"]
@@ -159,7 +160,8 @@ class SpecRun:
             model = self.model(device, dtype)
             enter("observe")
             try:
-                self._observations[key] = self._observe(model, device, dtype, mode)
+                with sibling_imports(self.spec.folder):
+                    self._observations[key] = self._observe(model, device, dtype, mode)
             except ExportCheckError as error:
                 self._observations[key] = error
             except (Exception, SystemExit) as error:
@@ -187,6 +189,7 @@ class SpecRun:
             state = model_state(observation.model, attributes=False)
             try:
                 with (
+                    sibling_imports(self.spec.folder),
                     register_flattening_functions(None),
                     self.mode(observation.patch_mode).apply(observation.model, "eager"),
                 ):

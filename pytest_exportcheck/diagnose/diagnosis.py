@@ -16,6 +16,7 @@ from ..checks.numbers import tolerances_of
 from ..errors import ExportCheckError
 from ..exporters.base import Exporter, target_of
 from ..exporters.registry import load_exporter
+from ..spec.imports import sibling_imports
 from .causes import Cause, Evidence, causes_of_text, known_causes
 from .culprits import (
     CulpritSearch,
@@ -187,9 +188,10 @@ def diagnose_case(
         found = Diagnosis(error.stage, error.message, f"not reproduced: {again.stage}: {again.message}")
         found.seconds = clock.spent
         return found
-    found = diagnose(subject, error, clock, dtype=case.dtype, fresh=fresh)
+    with sibling_imports(run.spec.folder):
+        found = diagnose(subject, error, clock, dtype=case.dtype, fresh=fresh)
     if reproduction is not None:
-        with quietly():
+        with quietly(), sibling_imports(run.spec.folder):
             try:
                 found.reproduction = reproduce(found, subject, reproduction, factory_of(run.spec), clock)
             except Exception as problem:  # as for the other steps

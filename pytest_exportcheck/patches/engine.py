@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import PatchError
-from .patch import MISSING, Patch, resolve
+from .patch import MISSING, Patch, name_of, nearest, resolve
 from .scoped import entered
 
 __all__ = ["Activity", "active_patches", "applied", "codes_of", "frame_of"]
@@ -176,10 +176,10 @@ def _make(patch: Patch, copies: _Copies) -> tuple[_Live, list[tuple[Any, str, An
             return error.message
         raise
     if original is MISSING:
-        message = f"patch {patch.target}: {attribute!r} is gone from {_name(owner)}"
+        message = f"patch {patch.target}: {name_of(owner)} has no {attribute!r}{nearest(owner, attribute)}"
         if patch.optional:
             return message
-        raise PatchError(f"{message}; it was removed or renamed, see exportcheck patches --lint")
+        raise PatchError(f"{message}; see exportcheck patches --lint")
     try:
         function = patch.replacement(original) if patch.wraps else patch.replacement
     except Exception as error:
@@ -193,10 +193,6 @@ def _make(patch: Patch, copies: _Copies) -> tuple[_Live, list[tuple[Any, str, An
     if patch.everywhere and isinstance(owner, ModuleType) and callable(original):
         places += [(place, key, value) for place, key in copies.of(original, owner, attribute)]
     return live, places
-
-
-def _name(owner: Any) -> str:
-    return str(getattr(owner, "__qualname__", None) or getattr(owner, "__name__", owner))
 
 
 def _like(static: Any, value: Any, patch: Patch) -> Any:

@@ -21,9 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PatchError
-from .patch import MISSING, Patch, resolve
+from .patch import MISSING, Patch, name_of, nearest, resolve
 
-__all__ = ["LOCK", "Finding", "diff_of", "lint", "lock_of", "read_lock", "source_of", "write_lock"]
+__all__ = [
+    "LOCK",
+    "Finding",
+    "diff_of",
+    "lint",
+    "lock_of",
+    "read_lock",
+    "source_of",
+    "why_gone",
+    "write_lock",
+]
 
 #: The lock of our own modes and of ``hf``.
 LOCK = Path(__file__).with_name("lock.json")
@@ -199,6 +209,15 @@ def _hash(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
+def why_gone(patch: Patch) -> str:
+    """Why there is no target, with the nearest name; ``""`` where there is one."""
+    try:
+        owner, attribute, original = resolve(patch.target, patch.owner)
+    except PatchError as error:
+        return error.message.removeprefix(f"patch {patch.target}: ")
+    return f"{name_of(owner)} has no {attribute!r}{nearest(owner, attribute)}" if original is MISSING else ""
+
+
 def lint(mode: str, patches: Sequence[Patch], lock: dict[str, Any]) -> list[Finding]:
     """What is wrong with the patches of a mode, against what is installed and against the lock."""
     known = lock["modes"].get(mode, {})
@@ -219,18 +238,14 @@ def _lint_one(mode: str, patch: Patch, known: Any, versions: dict[str, str]) -> 
     def finding(level: str, message: str, details: Sequence[str] = ()) -> Finding:
         return Finding(level, mode, patch.name, message, tuple(details))
 
-    try:
-        _, attribute, original = resolve(patch.target, patch.owner)
-    except PatchError as error:
-        yield finding("error", error.message)
+    if gone := why_gone(patch):
+        yield finding("error", gone)
         return
-    if original is MISSING:
-        yield finding("error", f"the target has no {attribute!r}: it was removed or renamed")
-        return
+    original = _original(patch)
     try:
         replacement = _replacement(patch, original)
     except PatchError as error:
-        yield finding("error", error.message)
+        yield finding("error", error.message.removeprefix(f"patch {patch.target}: "))
         return
     now = _parameters(original)
     if known is None:
@@ -352,7 +367,7 @@ def diff_of(patch: Patch) -> list[str]:
         return [f"(a context manager: {patch.target})"]
     original = _original(patch)
     if original is MISSING:
-        return ["(the target is gone)"]
+        return [f"(the target is gone: {why_gone(patch)})"]
     replacement = _replacement(patch, original)
     old, new = source_of(original), source_of(replacement)
     if not new:

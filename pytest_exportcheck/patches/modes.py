@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..errors import PatchError
+from ..spec.imports import sibling_imports
 from ..spec.names import suggest
 from .engine import Activity, applied
 from .none import NoPatches
@@ -31,6 +33,8 @@ class PatchList(NoPatches):
     used:
         By target, names of the patches that were called so far, or whose calls cannot be counted (a context
         manager, a constant).
+    folder:
+        Of the file that states the patches: its modules can be imported while their targets are looked up.
     """
 
     def __init__(
@@ -40,12 +44,14 @@ class PatchList(NoPatches):
         *,
         observed_under_itself: bool = False,
         only: Iterable[str] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self.name = name
         self.sources = tuple(sources)
         self.observed_under_itself = observed_under_itself
         self.only = None if only is None else frozenset(only)
         self.used: dict[str, set[str]] = {}
+        self.folder = folder
 
     def patches(self, model: torch.nn.Module | None, target: str) -> list[Patch]:
         """The patches for `model` on the way to `target`; ``None``: every one, whatever model it is for.
@@ -76,12 +82,19 @@ class PatchList(NoPatches):
         part.name = name or self.name
         return part
 
+    def beside(self) -> contextlib.AbstractContextManager[None]:
+        """Modules that lie beside the file of the mode can be imported inside the block."""
+        return contextlib.nullcontext() if self.folder is None else sibling_imports(self.folder)
+
     @contextlib.contextmanager
     def apply(self, model: torch.nn.Module | None, target: str) -> Iterator[Any]:
         """Put the patches in place; the block is given their `Activity`."""
         activity = Activity()
         try:
-            with applied(self.patches(model, target), None if model is LOADED else model) as activity:
+            with (
+                self.beside(),
+                applied(self.patches(model, target), None if model is LOADED else model) as activity,
+            ):
                 yield activity
         finally:
             used = {name for name in activity.patches if activity.calls.get(name, 1)}

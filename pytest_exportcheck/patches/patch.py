@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ..errors import PatchError
+from ..spec.names import suggest
+from ..tracebacks import one_line
 
-__all__ = ["LOADED", "MISSING", "Patch", "Source", "module_loaded", "resolve"]
+__all__ = ["LOADED", "MISSING", "Patch", "Source", "module_loaded", "name_of", "nearest", "resolve"]
 
 #: No attribute of that name.
 MISSING: Any = object()
@@ -139,8 +142,13 @@ def resolve(target: str, owner: Any = None) -> tuple[Any, str, Any]:
     parts = path.split(".")
     try:
         owner = sys.modules.get(parts[0]) or importlib.import_module(parts[0])
-    except ImportError as error:
-        raise PatchError(f"patch {target}: {error}") from error
+    except ModuleNotFoundError as error:
+        if error.name != parts[0]:
+            raise PatchError(f"patch {target}: importing {parts[0]} fails: {error}") from error
+        near = suggest(parts[0], (module.name for module in pkgutil.iter_modules()))
+        raise PatchError(f"patch {target}: there is no module {parts[0]}{near}") from error
+    except (Exception, SystemExit) as error:
+        raise PatchError(f"patch {target}: importing {parts[0]} fails: {one_line(error)}") from error
     for index, part in enumerate(parts[1:], 1):
         found = inspect.getattr_static(owner, part, MISSING)
         if inspect.ismodule(owner):
@@ -152,17 +160,29 @@ def resolve(target: str, owner: Any = None) -> tuple[Any, str, Any]:
                 if error.name != name:
                     raise PatchError(f"patch {target}: importing {name} fails: {error}") from error
                 found = getattr(owner, part, MISSING)
-            except Exception as error:
-                raise PatchError(
-                    f"patch {target}: importing {name} fails: {type(error).__name__}: {error}"
-                ) from error
+            except (Exception, SystemExit) as error:
+                raise PatchError(f"patch {target}: importing {name} fails: {one_line(error)}") from error
         if found is MISSING:
             raise PatchError(
-                f"patch {target}: there is no {'.'.join(parts[: index + 1])} in "
-                f"{_distribution(parts[0])}; it was removed or renamed"
+                f"patch {target}: there is no {'.'.join(parts[: index + 1])} in {_distribution(parts[0])}"
+                f"{nearest(owner, part)}"
             )
         owner = found
     return owner, attribute, getattr(owner, attribute, MISSING)
+
+
+def name_of(owner: Any) -> str:
+    """What has an attribute, in messages."""
+    return str(getattr(owner, "__qualname__", None) or getattr(owner, "__name__", owner))
+
+
+def nearest(owner: Any, name: str) -> str:
+    """`` (did you mean 'forward'?)``: the attribute or submodule of `owner` that looks like `name`; else
+    ``: it was removed or renamed``.
+    """
+    paths = getattr(owner, "__path__", None) if inspect.ismodule(owner) else None
+    parts = [module.name for module in pkgutil.iter_modules(paths)] if paths else []
+    return suggest(name, dict.fromkeys([*dir(owner), *parts])) or ": it was removed or renamed"
 
 
 def _distribution(package: str) -> str:

@@ -28,19 +28,50 @@ def load_mode(reference: str, folder: Path) -> PatchMode:
         It cannot be imported, or is nothing that `as_mode` takes.
     """
     try:
-        value = load_object(reference, folder)
+        value = load_object(reference, folder, what_may_be=_may_be_modes)
     except UserCodeError as error:
         raise PatchError(f"patch mode {reference}: {error.message}", details=error.details) from None
-    return as_mode(reference, value)
+    file = reference.partition(":")[0]
+    return as_mode(reference, value, (folder / file).parent if file.endswith(".py") else None)
 
 
-def as_mode(name: str, value: Any) -> PatchMode:
+def _may_be_modes(module: ModuleType) -> list[str]:
+    """Names in a module that it defines itself and that `as_mode` takes."""
+
+    def own(value: Any) -> bool:
+        return getattr(value, "__module__", None) == module.__name__
+
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType) and _may_be_mode(value, own(value))
+    ]
+
+
+def _may_be_mode(value: Any, own: bool) -> bool:
+    if isinstance(value, Mapping):
+        return bool(value) and all(isinstance(key, str) and "." in key for key in value)
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(_may_be_mode(item, True) for item in value)
+    if isinstance(value, Patch):
+        return True
+    enters = hasattr(value, "__enter__") and hasattr(value, "__exit__")
+    if isinstance(value, type):
+        return own and (enters or _is_patched_class(value) or issubclass_of_mode(value))
+    if inspect.isfunction(value):
+        return own and inspect.isgeneratorfunction(inspect.unwrap(value))
+    return enters or isinstance(value, PatchMode)
+
+
+def as_mode(name: str, value: Any, folder: Path | None = None) -> PatchMode:
     """`value` as a patch mode called `name`.
 
     Parameters
     ----------
     value:
         A mode (an instance or a class), or anything that `as_patches` takes.
+    folder:
+        Where targets are looked up, too.
 
     Raises
     ------
@@ -52,7 +83,7 @@ def as_mode(name: str, value: Any) -> PatchMode:
     if isinstance(value, PatchMode):
         return value
     patches = as_patches(value, name)
-    return PatchList(name, [lambda model, target: patches])
+    return PatchList(name, [lambda model, target: patches], folder=folder)
 
 
 def issubclass_of_mode(cls: type) -> bool:
@@ -175,7 +206,13 @@ def _of_owner(replacement: Any, cls: type, owner: type) -> Any:
 
 def _scope(name: str, enter: Callable[[Any], AbstractContextManager[Any]], value: Any) -> Patch:
     shown = getattr(value, "__qualname__", type(value).__name__)
-    return Patch(f"context manager {shown}", scope=enter, why=_first_line(value), name=f"{name}.{shown}")
+    own = name == shown or name.endswith((f":{shown}", f".{shown}"))
+    return Patch(
+        f"context manager {shown}",
+        scope=enter,
+        why=_first_line(value),
+        name=name if own else f"{name}.{shown}",
+    )
 
 
 def _again(manager: Any) -> Callable[[Any], AbstractContextManager[Any]]:

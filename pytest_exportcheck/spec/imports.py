@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -54,7 +54,9 @@ class UserCodeError(Exception):
 def sibling_imports(folder: Path) -> Iterator[None]:
     """Let code in `folder` import its siblings, without one spec's ``helpers.py`` becoming another's.
 
-    Modules imported from the folder meanwhile are put aside afterwards, and put back the next time.
+    Modules imported from the folder meanwhile are put aside afterwards, and put back the next time. A file
+    that was loaded by its name (``model.py:make``) and is imported as a sibling is one module: patches of the
+    one would not reach the other.
     """
     root = str(folder.resolve())
     if root in sys.path:
@@ -70,15 +72,41 @@ def sibling_imports(folder: Path) -> Iterator[None]:
     finally:
         if root in sys.path:
             sys.path.remove(root)
-        for name in set(sys.modules) - before:
-            file = getattr(sys.modules[name], "__file__", None)
-            if (
-                file
-                and str(Path(file).resolve()).startswith(root + os.sep)
-                and not name.startswith("_exportcheck_")
-            ):
-                siblings[name] = sys.modules.pop(name)
+        for name in _found_in(root, set(sys.modules) - before, before):
+            siblings[name] = module = sys.modules.pop(name)
+            if (path := _file_of(module)) is not None and path.is_file():
+                _LOADED.setdefault(path, (_stamp(path), module))
         sys.modules.update(shadowed)
+
+
+def _found_in(root: str, names: Collection[str], before: Collection[str]) -> list[str]:
+    """Those of the new modules `names` that were found through `root`: no package of an environment below it,
+    and no part of a package that was there before.
+    """
+    try:
+        entries = {entry.removesuffix(".py") for entry in os.listdir(root)}
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        top = name.partition(".")[0]
+        if top in entries and top not in before:
+            module = sys.modules[name]
+            file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+            place = os.path.join(root, top)
+            if (os.path.realpath(file) + os.sep).startswith((place + os.sep, place + ".py" + os.sep)):
+                found.append(name)
+    return found
+
+
+def _file_of(module: ModuleType | None) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def load_callable(ref: str, folder: Path) -> Callable[..., Any]:
@@ -89,8 +117,11 @@ def load_callable(ref: str, folder: Path) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def load_object(ref: str, folder: Path) -> Any:
-    """The object that `ref` names, files being looked up in `folder`; `UserCodeError` if there is none."""
+def load_object(ref: str, folder: Path, what_may_be: Callable[[ModuleType], list[str]] | None = None) -> Any:
+    """The object that `ref` names, files being looked up in `folder`; `UserCodeError` if there is none.
+
+    `what_may_be` gives the names in a module among which the nearest is suggested; all of them by default.
+    """
     match = REF.match(ref)
     if match is None:
         raise UserCodeError(f"{ref!r} is not 'file.py:callable' or 'package.module:callable'")
@@ -103,6 +134,8 @@ def load_object(ref: str, folder: Path) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             names = [known for known in getattr(found, "__dict__", ()) if not known.startswith("_")]
+            if found is module and what_may_be is not None:
+                names = what_may_be(module)
             raise UserCodeError(f"{module_name} has no {part!r}{choices(part, names[:20])}")
         found = getattr(found, part)
     return found
@@ -122,13 +155,15 @@ def _load_module(module_name: str, folder: Path, name: str) -> ModuleType:
 def _load_file(path: Path, folder: Path, shown: str) -> ModuleType:
     path = path.resolve()
     try:
-        status = path.stat()
+        stamp = _stamp(path)
     except OSError:
         names = [item.name for item in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
         raise UserCodeError(
             f"there is no file {shown} next to the spec{choices(path.name, names[:20])}"
         ) from None
-    stamp = (status.st_mtime_ns, status.st_size)
+    if path not in _LOADED and _file_of(imported := sys.modules.get(path.stem)) == path:
+        assert imported is not None
+        _LOADED[path] = (stamp, imported)
     loaded = _LOADED.get(path)
     if loaded is not None and loaded[0] == stamp:
         return loaded[1]
@@ -142,13 +177,32 @@ def _load_file(path: Path, folder: Path, shown: str) -> ModuleType:
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_name] = module
     try:
-        with sibling_imports(folder):
+        with sibling_imports(path.parent), sibling_imports(folder), _also_a_sibling(path, module):
             module_spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         sys.modules.pop(module_name, None)
         raise UserCodeError(f"{shown} cannot be imported: {one_line(error)}", user_lines(error)) from error
     _LOADED[path] = (stamp, module)
     return module
+
+
+@contextmanager
+def _also_a_sibling(path: Path, module: ModuleType) -> Iterator[None]:
+    """`module` is what ``import`` of the file at `path` finds, where it finds that file."""
+    name = path.stem
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or not found.origin or Path(found.origin).resolve() != path:
+        yield
+        return
+    sys.modules[name] = module
+    try:
+        yield
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
 
 
 def call_user(function: Callable[..., Any], ref: str, folder: Path, /, *args: Any, **kwargs: Any) -> Any:

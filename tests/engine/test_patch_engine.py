@@ -234,9 +234,13 @@ def test_restored_after_an_error_on_entry(library: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("patched_library.gone", r"'gone' is gone from patched_library"),
+        ("patched_library.gone", r"patched_library has no 'gone': it was removed"),
+        ("patched_library.functoin", r"patched_library has no 'functoin' \(did you mean 'function'\?\)"),
+        ("patched_library.Bsae.method", r"no patched_library\.Bsae in .* \(did you mean 'Base'\?\)"),
+        ("torch.nn.functionl.gelu", r"no torch\.nn\.functionl in torch .* \(did you mean 'functional'\?\)"),
+        ("transfomers.f", r"there is no module transfomers \(did you mean 'transformers'\?\)"),
         ("patched_library.Gone.method", r"there is no patched_library\.Gone in patched_library"),
-        ("no_such_package_at_all.f", r"No module named 'no_such_package_at_all'"),
+        ("no_such_package_at_all.f", r"there is no module no_such_package_at_all"),
     ],
 )
 def test_a_missing_target_is_an_error_or_rests(library: Any, target: str, message: str) -> None:
