@@ -431,7 +431,7 @@ def _forked(
                 print(json.dumps(_to_plain(work(entered))), file=stream, flush=True)
             status = 0
         except BaseException:
-            traceback.print_exc()
+            traceback.print_exc(file=sys.__stderr__)  # The other one may be silenced.
         finally:
             # Neither exit handlers nor destructors: they belong to the process that was forked.
             os._exit(status)

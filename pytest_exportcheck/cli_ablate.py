@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from .ablation import ablate, one_thread
 from .cases import CaseId
 from .errors import SpecError
 from .fresh.warm import warm_up
+from .noise import quietly
 from .pipeline import OWN, SpecRun
 from .plan import export_cases
 from .registry import brings_patches
@@ -43,12 +45,14 @@ def run_ablation(
         print(f"{error.filename}: {error.strerror or error}", file=sys.stderr)
         return 2
     records: list[dict[str, Any]] = []
-    warm_up()
+    with quietly(logging.WARNING):
+        warm_up()
     with one_thread():
         for spec in loaded:
             run = SpecRun(spec)
             for case in _cases(spec, modes, exporters):
-                found = ablate(run, case)
+                with quietly(logging.WARNING):
+                    found = ablate(run, case)
                 records.append({**case_fields(case), "verdict": found.get("with", "-"), "ablation": found})
                 print(f"{case}: {_said(found)}", file=sys.stderr, flush=True)
             run.close()

@@ -53,7 +53,7 @@ from .exporters.sizes_seen import see_comparisons
 from .foreign_errors import refusal
 from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
-from .patches.evidence import evidence
+from .patches.evidence import diffs_of, evidence
 from .patches.reach import parts_of, reach_of
 from .plurals import counted
 from .pytrees import flatten_with_paths, register_flattening_functions
@@ -389,6 +389,8 @@ def _run_observed(
     tolerances = tolerances_of(spec, case.device, case.dtype)
     stages("patch")
     mode = run.prepared(case, mode, observation, target_of(exporter))
+    if diffs := diffs_of(mode, observation.model, target_of(exporter)):
+        record["rewritten"] = diffs
     # What eager answers may depend on how often it was asked.
     ask_once = run.share and not graph.stateful
     if rounding := _check_mode(mode, observation, graph, target_of(exporter), tolerances, ask_once):

@@ -156,6 +156,9 @@ class CaseRunner:
         _rewrite(item, report, running, error, verdict, explanation)
         record = case_record(running, verdict, _message(report, error), error)
         record |= self._more(item, running, error)
+        if diffs := running.record.get("rewritten"):
+            # Of a case that failed pytest shows it, of one that passed with -rP.
+            report.sections.append(("rewritten", plain_text("\n".join(diffs.values()).rstrip())))
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
         # JUnit writes what the test has at its teardown.
         item.user_properties.append(("exportcheck_verdict", verdict))

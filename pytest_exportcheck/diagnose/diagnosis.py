@@ -16,6 +16,7 @@ from ..checks.numbers import tolerances_of
 from ..errors import ExportCheckError
 from ..exporters.base import Exporter, target_of
 from ..exporters.registry import load_exporter
+from ..noise import quietly
 from ..spec.imports import sibling_imports
 from .causes import Cause, Evidence, causes_of_text, known_causes
 from .culprits import (
@@ -30,7 +31,7 @@ from .ladder import Ladder, Rung, climb
 from .nodes import NodeSearch, first_bad_node
 from .programs import interpret
 from .reproduction import factory_of, reproduce
-from .subject import Clock, Subject, quietly
+from .subject import Clock, Subject
 from .trace import trace_forward_execution
 
 if TYPE_CHECKING:

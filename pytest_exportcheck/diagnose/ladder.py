@@ -16,6 +16,7 @@ from ..exporters.base import Exported, ExportRequest
 from ..exporters.broken_guards import broken_guards
 from ..exporters.guards import CaptureWatch
 from ..exporters.onnx_dynamo import OnnxDynamo, capture
+from ..noise import quietly
 from ..plurals import counted
 from ..pytrees import flatten_with_paths
 from ..runtimes.base import open_session
@@ -29,7 +30,7 @@ from .onnx_models import (
 )
 from .programs import decompose, decomposition_table, interpret
 from .rungs import Ladder, Rung, innermost, kind_of, rung_of
-from .subject import Clock, Sample, Subject, first_line, quietly
+from .subject import Clock, Sample, Subject, first_line
 
 __all__ = ["Ladder", "Rung", "climb"]
 

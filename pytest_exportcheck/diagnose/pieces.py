@@ -14,6 +14,7 @@ from ..checks.compare import Tolerances
 from ..checks.max_diff import max_diff
 from ..errors import ExportCheckError
 from ..exporters.base import Exported, Exporter
+from ..noise import quietly
 from ..observe import CallSignature, RecordedCall
 from ..observe.attach import without_forward_hooks
 from ..observe.targets import Target
@@ -25,7 +26,7 @@ from .onnx_custom_ops import open_with_custom_ops, table_of
 from .piece_shapes import PieceShapes
 from .piece_text import PieceText, short_dims
 from .status import CustomOpStrategy, StatusExport, StatusExportCode
-from .subject import EXPORTER_ALIASES, Subject, first_line, load_any_exporter, quietly, subject_from_calls
+from .subject import EXPORTER_ALIASES, Subject, first_line, load_any_exporter, subject_from_calls
 
 __all__ = ["ModelDiagnoseOutput", "failed_export"]
 

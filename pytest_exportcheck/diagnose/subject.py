@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -58,7 +55,6 @@ __all__ = [
     "Subject",
     "first_line",
     "load_any_exporter",
-    "quietly",
     "subject_from_calls",
     "subject_of",
 ]
@@ -76,22 +72,6 @@ def first_line(error: BaseException | str) -> str:
     """The first line of a message that says something."""
     text = error.message if isinstance(error, ExportCheckError) else str(error)
     return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
-
-
-@contextlib.contextmanager
-def quietly() -> Iterator[None]:
-    """No warnings, log records and stderr of torch, onnxscript and the like inside the block.
-
-    A diagnosis repeats what failed, many times; the case itself has shown what they have to say.
-    """
-    before = logging.root.manager.disable
-    logging.disable(max(logging.ERROR, before))
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 class Clock:

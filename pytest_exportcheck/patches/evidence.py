@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from .engine import Activity, frame_of
+from .modes import PatchList
 
-__all__ = ["evidence", "nodes_through"]
+__all__ = ["diffs_of", "evidence", "nodes_through"]
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line \d+, in (?P<name>.+)')
 
@@ -41,6 +42,14 @@ def evidence(activity: Any, program: Any) -> dict[str, Any]:
     if activity.resting:
         found["resting"] = dict(activity.resting)
     return found
+
+
+def diffs_of(mode: Any, model: torch.nn.Module, target: str) -> dict[str, str]:
+    """Name -> unified diff of each method that the mode rewrites for the case; empty for other modes."""
+    if not isinstance(mode, PatchList):
+        return {}
+    patches = [patch for patch in mode.patches(model, target) if patch.rewritten is not None]
+    return {patch.name: patch.rewritten.dump for patch in patches}
 
 
 def nodes_through(module: torch.nn.Module, activity: Activity) -> dict[str, int]:

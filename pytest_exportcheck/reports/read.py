@@ -24,7 +24,9 @@ _VERDICT = re.compile(r"pass|xpass|skip|(fail|xfail|crash|timeout) \S+")
 #: Fields that reports and comparisons go into, and what is in them.
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("outputs", "details"), list),
-    **dict.fromkeys(("durations", "shapes", "accepted", "exported_shapes", "operators", "patches"), dict),
+    **dict.fromkeys(
+        ("durations", "shapes", "accepted", "exported_shapes", "operators", "patches", "rewritten"), dict
+    ),
 }
 _INNER: dict[str, type] = {
     **dict.fromkeys(("outputs", "durations", "shapes", "accepted"), dict),

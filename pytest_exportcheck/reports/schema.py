@@ -221,6 +221,9 @@ class Record(_Open):
         str, Field(description="Why a capture is neither kept nor reused: what of it cannot be told.")
     ] = ""
     cache_notes: Annotated[list[str], Field(description="What is wrong with the cache.")] = []
+    rewritten: Annotated[
+        dict[str, str] | None, Field(description="Rewritten method -> the diff of its source.")
+    ] = None
     patches: Annotated[Patches | None, Field(description="The patches it went through.")] = None
     causes: Annotated[
         list[dict[str, str]],

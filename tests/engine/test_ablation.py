@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -402,3 +403,35 @@ def test_the_command(
     assert main([*command, "--mode", "net.py:gone"]) == 1
     assert main(["patches", "--ablate", "gone.yaml"]) == 2
     assert main(["patches", "--exporter", "onnx-dynamo"]) == 2
+
+
+def test_the_command_does_not_repeat_what_torch_says(tmp_path: Path) -> None:
+    """In a process of its own: log handlers hold the stream that was there first."""
+    source = """
+    import logging, warnings
+
+    class Net(nn.Module):
+        def forward(self, x):
+            logging.getLogger("torch").warning("noise")
+            warnings.warn("noise")
+            print("noise")
+            if x.sum() > 0:
+                return x + 1
+            return x - 1
+
+    def build_model():
+        return Net()
+
+    def calls():
+        return [((torch.ones(2, 3) * sign,), {}) for sign in (1, -1)]
+    """
+    make_run(tmp_path, source, "matrix: {exporters: [torch-export]}\n")
+    command = [sys.executable, "-c", "import sys; from pytest_exportcheck.cli import main; sys.exit(main())"]
+    done = subprocess.run(
+        [*command, "patches", "--ablate", "net.yaml", "--mode", "rewrite"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("net.yaml[cpu-float32-torch-export-rewrite]: pass with, export without; needed: ")
+    assert done.stdout.startswith("| mode | patch |")

@@ -61,6 +61,7 @@ CASES = [
            details=["logits  FAIL"], outputs=[output("logits", 0.5, False), output("y", "nan", False)],
            durations=DURATIONS, diagnosis=DIAGNOSIS, reproduce="pytest --exportcheck vit",
            patches={"active": 2, "called": {"patched_mask": 4, LONG: 1}}, nodes=90,
+           rewritten={"m.forward": "-    if x.sum() > 0:\n+    y = torch.where("},
            resize={"passed": ["batch=1, seq=9", "batch=2, seq=19"], "refused_by_eager": []}),
     record("vit", "torch-export", mode="hf"),
     record("bart", "torch-export", "xfail export", mode="hf", message="a bug of theirs"),
@@ -188,6 +189,7 @@ def test_a_case_tells_what_the_record_knows(page):
         "pytest --exportcheck vit",
         '<td class="number">nan</td>',
         "patched_mask",
+        "-    if x.sum() &gt; 0:\n+    y = torch.where(",
     ):
         assert text in case
     (shapes,) = [text for text in articles if "llama.yaml [cpu-float32-shapes] <span" in text]

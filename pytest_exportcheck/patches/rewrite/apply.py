@@ -198,7 +198,9 @@ def _refuse_change(reference: Any, got: Any, methods: Sequence[RewrittenMethod])
     if found is not None:
         names = ", ".join(method.target for method in methods)
         raise RewriteRefused(
-            f"with {names} rewritten the model computes something else: {found}", "rewrite by hand"
+            f"with {names} rewritten the model computes something else: {found}",
+            "rewrite by hand",
+            details=[line for method in methods for line in method.dump.splitlines()],
         )
 
 
