@@ -170,6 +170,15 @@ CAUSES: tuple[Cause, ...] = (
         pattern=r"(?:NOT_IMPLEMENTED|Could not find an implementation for)",
     ),
     Cause(
+        "scan of no rounds",
+        "a loop over an axis is a Scan in the graph, and neither torch nor ONNX Runtime runs one over no "
+        "elements, where the loop of eager has no round",
+        "let the loop have a round (`range(1, n)` has none where n is 1): give it a first row that changes "
+        "nothing; where nobody gives such sizes, list those that there are (resize: {symbol: [sizes]} of the "
+        "spec)",
+        pattern=r"Scan node\..{0,400}Invalid dim0_offset of 0\. Dimension 0 is 0",
+    ),
+    Cause(
         "**kwargs with dynamic shapes",
         "the exported method takes **kwargs, and torch.export finds no way to give their dynamic shapes",
         "export a method with named arguments (pytest-exportcheck does that by itself where it calls "

@@ -45,11 +45,14 @@ def evidence(activity: Any, program: Any) -> dict[str, Any]:
 
 
 def diffs_of(mode: Any, model: torch.nn.Module, target: str) -> dict[str, str]:
-    """Name -> unified diff of each method that the mode rewrites for the case; empty for other modes."""
+    """Name -> unified diff and notes of each method that the mode rewrites; empty for other modes."""
     if not isinstance(mode, PatchList):
         return {}
     patches = [patch for patch in mode.patches(model, target) if patch.rewritten is not None]
-    return {patch.name: patch.rewritten.dump for patch in patches}
+    return {
+        patch.name: patch.rewritten.dump + "".join(f"# {note}\n" for note in patch.rewritten.notes)
+        for patch in patches
+    }
 
 
 def nodes_through(module: torch.nn.Module, activity: Activity) -> dict[str, int]:

@@ -235,6 +235,41 @@ def test_it_cures(tmp_path: Path, name: str) -> None:
     assert set(called) <= set(record["patches"]["nodes"])
 
 
+_LOOP = """
+class Loop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        def go_on(h):
+            return h.abs().sum() > 1.0
+
+        def body(h):
+            return (torch.cond(h.sum() > 0, lambda h: self.linear(h) * 0.1, lambda h: h * 0.25, (h,)),)
+
+        return torch.while_loop(go_on, body, (x,))[0]
+
+
+def build_model():
+    return Loop()
+
+
+def calls():
+    return [((torch.randn(n, 4) * s + s,), {}) for n, s in ((2, 3.0), (3, -3.0), (5, 1.0))]
+"""
+
+
+def test_a_branch_in_a_loop_is_converted(tmp_path: Path) -> None:
+    run = make_run(tmp_path, _LOOP)
+    stage, error, _ = verdict(run, "onnx-dynamo")
+    assert stage == "convert"
+    assert "Opset mismatch when inlining" in str(error)
+    stage, error, record = verdict(run, "onnx-dynamo", "torch")
+    assert (stage, error) == ("pass", None)
+    assert record["patches"]["called"] == {"torch.onnx._internal.exporter._ir_passes.add_opset_imports": 1}
+
+
 @pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
 def test_a_padded_batch_past_the_window(tmp_path: Path, exporter: str) -> None:
     """The mask is as long as everything seen, the cache holds the last of it: which columns are masked?"""

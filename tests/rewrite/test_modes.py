@@ -10,6 +10,7 @@ import transformers.modeling_outputs  # noqa: F401  registers its classes when i
 
 from pytest_exportcheck import torch_export_patches, torch_export_rewrite
 from pytest_exportcheck.checks.leaks import Leak, Snapshot, difference, snapshot
+from pytest_exportcheck.diagnose.causes import causes_of_text
 from pytest_exportcheck.errors import PatchError
 from pytest_exportcheck.patches.rewrite import RewriteRefused, RewrittenMethod, rewrite_for_export
 from tests.engine.helpers import make_run
@@ -93,6 +94,78 @@ def test_a_spec_with_branches_on_tensors(tmp_path: Path) -> None:
     assert record["patches"]["rewritten"] == {"net.Net.forward": ["torch.where"]}
     assert before is not None
     assert left_behind(before) == []
+
+
+_FROM_ONE = """
+class Net(nn.Module):
+    def forward(self, x):
+        h = x[0]
+        for i in range(1, x.shape[0]):
+            h = h * 0.5 + x[i]
+        return h
+
+
+def build_model():
+    return Net()
+
+
+def calls():
+    return [((torch.arange(float(n * 4)).view(n, 4),), {}) for n in SIZES]
+"""
+
+
+@pytest.mark.parametrize(("sizes", "stage"), [("(2, 5)", "resize"), ("(2, 5, 1)", "run")])
+def test_a_loop_without_a_round(tmp_path: Path, sizes: str, stage: str) -> None:
+    """Eager takes one row; no program runs a scan of no rounds, and the case says so."""
+    run = make_run(tmp_path, _FROM_ONE.replace("SIZES", sizes))
+    failed, error, record = verdict(run, "onnx-dynamo", "rewrite")
+    assert failed == stage
+    assert error is not None
+    (cause, *_) = [one for one in causes_of_text(str(error), stage, "float32", True) if "scan" in one.name]
+    assert "`range(1, n)` has none where n is 1" in cause.remedy
+    (shown,) = record["rewritten"].values()
+    assert "no program runs a scan over an axis of no elements, which the original takes" in shown
+    assert record["patches"]["rewritten"] == {"net.Net.forward": ["scan"]}
+
+
+def test_a_loop_with_a_round_at_every_size(tmp_path: Path) -> None:
+    run = make_run(tmp_path, _FROM_ONE.replace("SIZES", "(2, 5)"), "resize: {x_dim_0: [2, 3, 7]}\n")
+    stage, error, _ = verdict(run, "onnx-dynamo", "rewrite")
+    assert (stage, error) == ("pass", None)
+
+
+_BRANCH_IN_A_LOOP = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        while x.abs().sum() > 1.0:
+            if x.sum() > 0:
+                x = self.linear(x) * 0.1
+            else:
+                x = x * 0.25
+        return x
+
+
+def build_model():
+    torch.manual_seed(0)
+    return Net()
+
+
+def calls():
+    return [((torch.full((n, 4), s),), {}) for n, s in ((2, 3.0), (3, -3.0), (5, 1.0))]
+"""
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+@pytest.mark.parametrize("mode", ["rewrite", "all"])
+def test_a_branch_in_a_loop(tmp_path: Path, exporter: str, mode: str) -> None:
+    stage, error, record = verdict(make_run(tmp_path, _BRANCH_IN_A_LOOP), exporter, mode)
+    assert (stage, error) == ("pass", None)
+    (targets,) = record["patches"]["rewritten"].values()
+    assert set(targets) == {"torch.cond", "torch.while_loop"}
 
 
 _BART = """

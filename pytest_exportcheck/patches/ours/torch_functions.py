@@ -8,7 +8,7 @@ import torch
 
 from ..patch import Patch
 
-__all__ = ["torch_patches"]
+__all__ = ["loops_in_onnx", "torch_patches"]
 
 _TORCH = (("torch", ">=2.13"),)
 
@@ -55,6 +55,36 @@ def _all_of_it(original: Any) -> Any:
     return _is_all_true
 
 
+#: Of the functions that torch.onnx makes of the bodies of `torch.cond` and of loops.
+_SUBGRAPHS = "pkg.torch.__subgraph__"
+
+
+def _one_version_of_subgraphs(original: Any) -> Any:
+    def add_opset_imports(model: Any) -> None:
+        from onnx_ir.traversal import RecursiveGraphIterator
+
+        for graph in (model.graph, *model.functions.values()):
+            for node in RecursiveGraphIterator(graph):
+                if node.domain == _SUBGRAPHS:
+                    node.version = None
+        original(model)
+
+    return add_opset_imports
+
+
+def loops_in_onnx() -> Patch:
+    """For models with `torch.while_loop`, also where the loop was rewritten."""
+    return Patch(
+        "torch.onnx._internal.exporter._ir_passes.add_opset_imports",
+        _one_version_of_subgraphs,
+        why="beside torch.while_loop no torch.cond in a loop or a branch is converted: the first call of "
+        "the test has another version of the domain of subgraphs",
+        versions=_TORCH,
+        wraps=True,
+        runtimes=("onnx",),
+    )
+
+
 def torch_patches(model: Any, target: str) -> list[Patch]:
     """Every patch of torch."""
     why_repeat = (
@@ -81,4 +111,5 @@ def torch_patches(model: Any, target: str) -> list[Patch]:
             Patch(path, _repeat_by_expanding, why=why_repeat, versions=_TORCH, wraps=True, runtimes=("onnx",))
             for path in ("torch.repeat_interleave", "torch.Tensor.repeat_interleave")
         ),
+        loops_in_onnx(),
     ]

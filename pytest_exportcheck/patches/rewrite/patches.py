@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..observed import Observed
+from ..ours.torch_functions import loops_in_onnx
 from ..patch import Patch
 from .apply import Calls, rewrite_for_export, rewrite_until_exported, rewritten_in_place
 from .transform import transform_method
@@ -60,7 +61,8 @@ def patches_for(
             print(f"rewritten: {method.target} ({', '.join(method.targets)})")
         if verbose > 1:
             print(method.dump)
-    return [_patch(method) for method in methods]
+    loops = any("torch.while_loop" in method.targets for method in methods)
+    return [*map(_patch, methods), *([loops_in_onnx()] if loops else [])]
 
 
 def _methods(what: Any, calls: Calls, dynamic_shapes: Any) -> list[RewrittenMethod]:
