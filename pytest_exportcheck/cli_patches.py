@@ -128,12 +128,16 @@ def _patches_of(name: str) -> list[Patch]:
     from .patches.modes import PatchList
     from .registry import load_patch_mode
 
+    if name.endswith(".py"):
+        raise PatchError(f"{name} is a file: write {name}:NAME, with the name of its patches")
     try:
         mode = load_patch_mode(name, Path.cwd())
     except LookupError as error:
         raise PatchError(str(error)) from None
     if not isinstance(mode, PatchList):
-        raise PatchError(f"patch mode {name} ({type(mode).__name__}) does not tell its patches")
+        raise PatchError(
+            f"patch mode {name} ({type(mode).__name__}) is no list of patches: name another mode"
+        )
     return mode.patches(None, "onnx")
 
 

@@ -195,9 +195,11 @@ def test_a_context_manager_is_named_once(
         (["--lint", "--diff"], "--diff and --lint are runs of their own"),
         (["--pytrees", "--update-lock"], "--update-lock and --pytrees are runs of their own"),
         (["--lock", "x.json"], "--lock needs --lint or --update-lock"),
+        (["--mode", "mine.py"], "mine.py is a file: write mine.py:NAME"),
+        (["--mode", "none"], "patch mode none (NoPatches) is no list of patches"),
     ],
 )
-def test_options_that_would_be_ignored_are_refused(
+def test_what_can_only_be_a_mistake_is_refused(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["patches", *arguments]) == 2
