@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from pytest_exportcheck.checks.leaks import Leak, Snapshot, difference, snapshot
 from pytest_exportcheck.diagnose.causes import causes_of_text
 from pytest_exportcheck.errors import PatchError
 from pytest_exportcheck.patches.rewrite import RewriteRefused, RewrittenMethod, rewrite_for_export
+from pytest_exportcheck.patches.rewrite.locate import functions_of
 from tests.engine.helpers import make_run
 
 from . import forms
@@ -335,3 +338,26 @@ def test_a_branch_that_nobody_can_run_is_refused() -> None:
     assert "observe a call that takes this branch" in found.refused.message
     with pytest.raises(PatchError, match="observe a call"), torch_export_rewrite(found):
         pass
+
+
+_SCRIPT = """
+import torch
+
+def outer(x):
+    choose = lambda t: t * 2 if t.sum() > 0 else t - 1
+    return choose(x)
+"""
+
+
+def test_the_code_of_a_module_is_no_function_to_rewrite(tmp_path: Path) -> None:
+    """Of a script that runs, the code of the module is alive, and dynamo makes functions of such code."""
+    path = tmp_path / "script.py"
+    path.write_text(_SCRIPT)
+    code = compile(_SCRIPT, str(path), "exec")
+    module: dict[str, Any] = {"__name__": "script"}
+    exec(code, module)
+    made = FunctionType(code, module)
+    outer = module["outer"]
+    nested = next(one for one in outer.__code__.co_consts if isinstance(one, CodeType))
+    assert functions_of(nested) == [(outer, nested)]
+    assert made.__code__ is code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import inspect
 import linecache
 import os
 from collections.abc import Iterator
@@ -157,7 +158,12 @@ def functions_of(code: CodeType) -> list[tuple[FunctionType, CodeType]]:
 
 
 def _is_of_model(found: object) -> TypeGuard[FunctionType]:
-    return type(found) is FunctionType and not is_made(found)
+    # dynamo makes functions of the code of modules, too, in which every other code is nested.
+    return (
+        type(found) is FunctionType
+        and bool(found.__code__.co_flags & inspect.CO_OPTIMIZED)
+        and not is_made(found)
+    )
 
 
 def _lasts(function: FunctionType) -> bool:
