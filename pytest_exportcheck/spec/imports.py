@@ -66,6 +66,8 @@ def sibling_imports(folder: Path) -> Iterator[None]:
     shadowed = {name: sys.modules[name] for name in siblings if name in sys.modules}
     before = set(sys.modules) - set(siblings)
     sys.modules.update(siblings)
+    # Files that were written since it was last listed, within one tick of the clock, are in no cache.
+    sys.path_importer_cache.pop(root, None)
     sys.path.insert(0, root)
     try:
         yield

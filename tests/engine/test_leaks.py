@@ -349,6 +349,16 @@ class _Odd:
         raise RuntimeError("no text")
 
 
+def test_what_dynamo_marks_once_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first thing that it compiles marks some twenty functions of torch; it would not do so again."""
+    monkeypatch.setattr(torch.jit, "trace", torch.jit.trace)
+    leak = "setattr(torch.jit, 'trace', torch._dynamo.disable(torch.jit.trace, reason='no'))"
+    run = make_run(tmp_path, _NET.replace("LEAK()", leak), 'matrix: {patch_modes: ["net.py:mode"]}')
+    _, _, record = verdict(run, "torch-export", "net.py:mode")
+    assert "left_behind" not in record, record["left_behind"]
+    assert hasattr(torch.jit.trace, "_torchdynamo_disable_msg")
+
+
 def test_attributes_that_a_scope_changes_adds_and_removes_are_put_back(model: torch.nn.Module) -> None:
     odd = _Odd()
     model.kept, model.gone = odd, 1  # type: ignore[assignment]
