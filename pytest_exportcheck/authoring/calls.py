@@ -20,7 +20,7 @@ _SIZES = ((2, 9), (3, 6))
 _TOKENS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
 #: Sub-configurations, in the order in which a value is looked for.
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder")
-_VISION = ("vision_config", "vit_config", "vision_encoder", "encoder", "backbone_config")
+_VISION = ("vision_config", "image_config", "vit_config", "vision_encoder", "encoder", "backbone_config")
 _AUDIO = ("audio_config", "audio_encoder", "speech_config", "encoder_config")
 _INPUTS = ("input_ids", "pixel_values", "pixel_values_videos", "input_values", "input_features")
 
@@ -182,6 +182,9 @@ def candidates(model: torch.nn.Module, auto_class: str) -> Iterator[list[Call]]:
         plans += [replace(plans[1], patches=patches) for patches in _PATCHES]
     elif known.takes("pixel_values"):
         plans.append(replace(plans[1], images=(2 * size, 2 * size)))
+        given = known.value("input_size", within=_VISION)
+        if isinstance(given, int) and given > 1:
+            plans.append(replace(plans[1], images=(given, given)))
     if generates:
         plans += [replace(plan, generate=False) for plan in plans]
     seen: list[list[Call]] = []
@@ -275,8 +278,10 @@ def _named(known: _Model, position: int, arguments: Mapping[str, Any]) -> dict[s
         if all(size is not None for size in sizes.values()):
             made[name] = form.format(**sizes)
     series = known.value("num_input_channels")
-    if "past_values" in made and isinstance(series, int):
-        made["past_values"] = f"float32[{batch}, {_past(known)}, {series}]"
+    if isinstance(series, int):
+        for name in ("past_values", "past_observed_mask"):
+            if name in made:
+                made[name] = made[name].replace("]", f", {series}]")
     return made
 
 
@@ -290,7 +295,7 @@ def _past(known: _Model) -> int:
 def _text(known: _Model, plan: _Plan, position: int, others: Mapping[str, Any]) -> dict[str, Any]:
     batch, length = _SIZES[position]
     made: dict[str, Any] = {}
-    images = _image_tokens(known, others, batch)
+    images = _image_tokens(known, others, position)
     if images is not None:
         token, count = images
         rows = _rows_with_image(known, token, count, batch, length, position)
@@ -321,12 +326,24 @@ def _rows_with_image(
 ) -> list[list[int]]:
     """Token ids of `batch` prompts: one of text, the image's, text."""
     draw = random.Random(position)
-    text = [[draw.randrange(3, known.highest_id) for _ in range(length)] for _ in range(batch)]
+    special = _special(known.config)
+    words = [word for word in range(3, known.highest_id) if word not in special] or [1]
+    text = [[draw.choice(words) for _ in range(length)] for _ in range(batch)]
     return [[row[0], *[token] * count, *row[1:]] for row in text]
 
 
-def _image_tokens(known: _Model, others: Mapping[str, Any], batch: int) -> tuple[int, int] | None:
+def _special(config: Any) -> set[int]:
+    """Ids of tokens that stand for something else than text."""
+    return {
+        value
+        for name, value in vars(config).items()
+        if re.search(r"token_(id|index)$", name) and isinstance(value, int)
+    }
+
+
+def _image_tokens(known: _Model, others: Mapping[str, Any], position: int) -> tuple[int, int] | None:
     """(id of the image token, how many stand for one image); ``None``: no tokens stand for images."""
+    batch = _SIZES[position][0]
     token = known.value("image_token_id", "image_token_index", "media_placeholder_token_id")
     if "pixel_values" not in others or not isinstance(token, int):
         return None
@@ -336,7 +353,7 @@ def _image_tokens(known: _Model, others: Mapping[str, Any], batch: int) -> tuple
     features = getattr(known.model, "get_image_features", None)
     if features is None:
         return None
-    return token, _count_features(known, features, others, batch)
+    return token, _count_features(known, features, _named(known, position, others), batch)
 
 
 def _count_features(known: _Model, features: Any, others: Mapping[str, Any], batch: int) -> int:
@@ -367,8 +384,15 @@ def _count_features(known: _Model, features: Any, others: Mapping[str, Any], bat
 #: Patches along each side of an image that is given as patches.
 _GRID = 4
 #: Shapes of patches: ``{n}`` of all images or ``{k}`` of each of ``{b}``; in one row (``{w}`` with the frames
-#: that belong together, ``{s}`` of one) or with their channels ``{c}`` and sides ``{p}``.
-_PATCHES = ("{n}, {s}", "{b}, {k}, {w}", "{n}, {c}, {p}, {p}", "1, {n}, {c}, {p}, {p}", "1, {n}, {w}")
+#: that belong together, ``{s}`` of one, ``{d}`` of twice as many) or with channels ``{c}`` and sides ``{p}``.
+_PATCHES = (
+    "{n}, {s}",
+    "{n}, {d}",
+    "{b}, {k}, {w}",
+    "{n}, {c}, {p}, {p}",
+    "1, {n}, {c}, {p}, {p}",
+    "1, {n}, {w}",
+)
 
 
 def _image_size(known: _Model) -> int:
@@ -410,7 +434,14 @@ def _patches(known: _Model, plan: _Plan, batch: int) -> dict[str, Any]:
     name = "pixel_values" if known.takes("pixel_values") else "hidden_states"
     if known.grid:
         shape = plan.patches.format(
-            n=batch * count, b=batch, k=count, w=width, c=channels * frames, p=side, s=channels * side * side
+            n=batch * count,
+            b=batch,
+            k=count,
+            w=width,
+            c=channels * frames,
+            p=side,
+            s=channels * side * side,
+            d=2 * width,
         )
         made = {
             name: f"float32[{shape}]",
@@ -466,12 +497,11 @@ def _audio_forms(known: _Model) -> Iterator[tuple[str, tuple[int, int]]]:
     stacked = known.value(
         "num_stacked_frames", "subsampling_factor", "stack_factor", within=_AUDIO, default=1
     )
-    widths = dict.fromkeys(
-        [int(bins or 80), 128, int(bins or 80) * (stacked if isinstance(stacked, int) else 1)]
-    )
+    one = int(bins or 80)
+    stacks = dict.fromkeys([1, stacked if isinstance(stacked, int) else 1, 2, 4])
     for each in lengths:
         yield "", each
-        for width in widths:
+        for width in dict.fromkeys([one, 128, *(one * count for count in stacks)]):
             yield f"{{b}}, {width}, {{n}}", each
             yield f"{{b}}, {{n}}, {width}", each
 
@@ -487,7 +517,7 @@ def _audio(known: _Model, plan: _Plan, position: int, name: str) -> dict[str, An
         shape = f"{batch}, {channels}, {length}" if isinstance(channels, int) else f"{batch}, {length}"
         shape = plan.audio.format(b=batch, n=length) or shape
         made = {name: f"float32[{shape}]"}
-        if mask == "attention_mask" and plan.masks:
+        if mask == "attention_mask" and plan.masks and "{n}, " not in plan.audio:
             made[mask] = f"int64[{batch}, {length}] padded right 400"
         return made
     bins = int(mels or 80)

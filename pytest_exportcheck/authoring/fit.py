@@ -112,15 +112,17 @@ def alternatives(
     default = _default(model_type)
     config = base or default
     values = _first(model_type, default, base)
+    plain = _with_sections(config, reduced(config))
     seen: list[dict[str, Any]] = []
     for tried in (
         values,
-        _with_sections(config, reduced(config)),
+        plain,
         *filled(config, values),
         _stated(model_type, values),
         with_chained_widths(config, values),
         with_its_widths(config, values),
     ):
+        tried = tried if base or tried is plain else _with_own(default, tried)
         if tried not in seen:
             seen.append(tried)
             if _refusal(model_type, auto_class, tried, LARGE) is None:
@@ -145,7 +147,8 @@ def _first(model_type: str, default: Mapping[str, Any], base: Mapping[str, Any] 
 def _with_own(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` with what the parts of `config` have otherwise than parts of their type have by default.
 
-    A part that is given is built anew: what is not given becomes the default of its own type.
+    A part that is given is built anew: what is not given becomes the default of its own type. What its class
+    does not know (its own configuration works it out) cannot be given.
     """
     made = dict(values)
     for key, small in values.items():
@@ -153,8 +156,19 @@ def _with_own(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
         if isinstance(part, Mapping) and isinstance(small, Mapping) and "model_type" in part:
             if part["model_type"] != small.get("model_type"):
                 continue
-            made[key] = {**_otherwise(part, small), **_with_own(part, small)}
+            known = {name: value for name, value in small.items() if _knows(part["model_type"], name)}
+            made[key] = {**_otherwise(part, known), **_with_own(part, known)}
     return made
+
+
+def _knows(model_type: str, key: str) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    fields = _fields(model_type)
+    if not fields or key in fields or key == "model_type":
+        return True
+    cls = CONFIG_MAPPING[model_type]
+    return key in getattr(cls, "attribute_map", {}) or mentioned(cls, key)
 
 
 def _otherwise(part: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,10 +179,10 @@ def _otherwise(part: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, A
     return {
         key: value
         for key, value in part.items()
-        if key in fields
+        if (key in fields or key == "out_features")
         and key not in small
         and key not in _OF_THE_FILE
-        and isinstance(value, (bool, int, float, str))
+        and isinstance(value, (bool, int, float, str, list, tuple))
         and value != default.get(key)
     }
 
@@ -177,12 +191,11 @@ def _fields(model_type: str) -> dict[str, Any]:
     """Fields of the configuration class of `model_type`, each with its default."""
     from transformers import CONFIG_MAPPING
 
-    cls = CONFIG_MAPPING.get(model_type, object)
-    return (
-        {field.name: field.default for field in dataclasses.fields(cls)}
-        if dataclasses.is_dataclass(cls)
-        else {}
-    )
+    # The mapping loads lazily: its `get` finds nothing.
+    cls = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else object  # noqa: SIM401
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    return {field.name: field.default for field in dataclasses.fields(cls)}
 
 
 def _stated(model_type: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,7 +205,7 @@ def _stated(model_type: str, values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         if isinstance(value, Mapping) and "model_type" in value:
             made[key] = {"model_type": value["model_type"], **_stated(value["model_type"], value)}
-        elif key == "model_type" or not fields or fields.get(key) is not None:
+        elif not isinstance(value, int) or not fields or fields.get(key) is not None:
             made[key] = value
     return made
 

@@ -52,7 +52,7 @@ _EXPERTS_USED = re.compile(r"(per_tok(en)?|moe_topk|moe_top_k|top_k_experts|moe_
 _AT_MOST = {
     "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1,
     "max_window_layers": LAYERS, "num_kv_shared_layers": 0, "num_nextn_predict_layers": 0,
-    "mamba_n_groups": 1, "num_hash_layers": 1,
+    "num_queries": 10, "mamba_n_groups": 1, "num_hash_layers": 1,
 }  # fmt: skip
 _LAYER_INDICES = re.compile(r"(ind(ex|ic)e?s|global_attn_indexes|mlp_only_layers|_layers)$")
 #: Lists with a word for the kind of each layer; a shorter list is repeated.
@@ -65,12 +65,13 @@ _ROPE = ("rope_parameters", "rope_scaling")
 #: So many of those that are ``None`` are given alone.
 _ALONE = 5
 #: What a value may be that is ``None`` by default, by its name.
-_LIKELY = (
+_LIKELY: tuple[tuple[re.Pattern[str], Any], ...] = (
     (_KV_HEADS, HEADS), (_EXPERTS_USED, 2), (_EXPERTS, 4), (_HEAD_DIM, HEAD_DIM), (_VOCABULARY, VOCABULARY),
     (re.compile(r"^(n_group|topk_group|n_shared_experts|pad_token_id)$"), 1),
     (re.compile(r"^image_token_(id|index)$"), VOCABULARY - 2),
     (re.compile(r"^mask_token_id$"), VOCABULARY - 3), (re.compile(r"^prediction_length$"), 4),
-    (re.compile(r"^sliding_window$"), 16), (_HEADS, HEADS), (_INNER, INNER),
+    (re.compile(r"^sliding_window$"), 16), (re.compile(r"^layer_types$"), ["full_attention"] * LAYERS),
+    (re.compile(r"_budget$"), 8), (re.compile(r"compress_ratio$"), 2), (_HEADS, HEADS), (_INNER, INNER),
     (re.compile(r"^(vocab_)?(hidden_size|d_model)$"), WIDTH),
 )  # fmt: skip
 
@@ -137,7 +138,7 @@ def filled(config: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[dic
 
 
 def _with(
-    values: Mapping[str, Any], items: Sequence[tuple[tuple[tuple[str, str], ...], str, int]]
+    values: Mapping[str, Any], items: Sequence[tuple[tuple[tuple[str, str], ...], str, Any]]
 ) -> dict[str, Any]:
     made = copy.deepcopy(dict(values))
     for path, key, value in items:
@@ -150,7 +151,7 @@ def _with(
 
 def _empty(
     config: Mapping[str, Any], path: tuple[tuple[str, str], ...] = ()
-) -> Iterator[tuple[tuple[tuple[str, str], ...], str, int]]:
+) -> Iterator[tuple[tuple[tuple[str, str], ...], str, Any]]:
     """(where, key, value to give it) for each ``None`` that may be a size."""
     for key, value in config.items():
         if isinstance(value, Mapping) and "model_type" in value:
@@ -271,6 +272,8 @@ def _small_int(key: str, value: int, config: Mapping[str, Any], ids: Mapping[int
             if key in _LAYER_COUNTS
             else min(value, LAYERS)
         )
+    if key.endswith("groups") and value > WIDTH:
+        return WIDTH
     if _EXPERTS_USED.search(key):
         return min(value, 2)
     if _EXPERTS.search(key):
@@ -338,6 +341,8 @@ def _relate(config: Mapping[str, Any], made: dict[str, Any]) -> None:
 
     if isinstance(config.get("qk_head_dim"), int) and isinstance(now("qk_nope_head_dim"), int):
         made["qk_head_dim"] = now("qk_nope_head_dim") + now("qk_rope_head_dim")
+        if config.get("head_dim") == config["qk_head_dim"]:
+            made["head_dim"] = made["qk_head_dim"]
     # State-space models: heads times their width is the expanded width.
     expand = config.get("mamba_expand", config.get("expand"))
     for heads, width in (
@@ -352,6 +357,10 @@ def _relate(config: Mapping[str, Any], made: dict[str, Any]) -> None:
             for groups in ("n_groups", "mamba_n_groups", "mamba_ngroups"):
                 if isinstance(config.get(groups), int) and config[groups] > 1:
                     made[groups] = HEADS // 2
+    # Layouts: the parts of a box's embedding make up a row together.
+    if isinstance(config.get("coordinate_size"), int) and isinstance(config.get("shape_size"), int):
+        row = now("hidden_size") or WIDTH
+        made["shape_size"], made["coordinate_size"] = row // 8, (row - 2 * (row // 8)) // 4
     # Shifted windows: each stage must be at least as large as a window.
     window, stages = config.get("window_size"), config.get("depths")
     if isinstance(window, int) and isinstance(stages, (list, tuple)) and isinstance(now("image_size"), int):
