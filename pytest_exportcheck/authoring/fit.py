@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..spec.configs import mentioned
 from .calls import Unknown
-from .reduce import reduced
+from .reduce import filled, reduced, with_chained_widths, with_its_widths
 
-__all__ = ["PARAMETERS", "fitted", "model_classes"]
+__all__ = ["LARGE", "PARAMETERS", "alternatives", "fitted", "model_classes"]
 
 #: A model is small if it has at most so many parameters.
 PARAMETERS = 5_000_000
+#: One with more is taken where nothing smaller is found.
+LARGE = 20_000_000
 #: So many configurations are tried.
 _TRIES = 40
 
@@ -77,34 +80,145 @@ def fitted(model_type: str, auto_class: str, base: Mapping[str, Any] | None = No
     Unknown
         None was found; the message is that of the first refusal.
     """
-    from transformers import CONFIG_MAPPING
-
-    try:
-        default = CONFIG_MAPPING[model_type]().to_dict()
-    except Exception as error:
-        raise Unknown(f"the default configuration is refused: {_first_line(error)}") from error
-    values = _with_sections(base or default, reduced(base or default))
-    if base is not None:
-        values = _merged(_difference(base, default), values)
+    default = _default(model_type)
+    values = _first(model_type, default, base)
     refused = _refusal(model_type, auto_class, values)
     if refused is None:
         return values
     # Without one of the values: those that the refusal names first.
     words = set(re.findall(r"\w+", str(refused)))
-    for path in sorted(_keys(values), key=lambda path: path[-1] not in words)[:_TRIES]:
-        fewer = _without(values, path)
-        if _refusal(model_type, auto_class, fewer) is None:
-            return fewer
-    raise Unknown(_first_line(refused)) from refused
+    paths = sorted(_keys(values), key=lambda path: path[-1] not in words)[:_TRIES]
+    # Less that is made small is no smaller.
+    tries = [] if isinstance(refused, Unknown) else [_without(values, path) for path in paths]
+    if "None" in str(refused) or "must be specified" in str(refused):
+        tries = [*filled(base or default, values), *tries]
+    for other in tries:
+        if _refusal(model_type, auto_class, other) is None:
+            return other
+    others = alternatives(model_type, auto_class, base)
+    found = next(others, None)
+    if found is None:
+        raise Unknown(_first_line(refused)) from refused
+    return found
 
 
-def _refusal(model_type: str, auto_class: str, values: Mapping[str, Any]) -> Exception | None:
+def alternatives(
+    model_type: str, auto_class: str, base: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Values by other rules than those of `fitted`, for a model that can be built but takes no call.
+
+    A model may have up to `LARGE` parameters.
+    """
+    default = _default(model_type)
+    config = base or default
+    values = _first(model_type, default, base)
+    plain = _with_sections(config, reduced(config))
+    seen: list[dict[str, Any]] = []
+    for tried in (
+        values,
+        plain,
+        *filled(config, values),
+        _stated(model_type, values),
+        with_chained_widths(config, values),
+        with_its_widths(config, values),
+    ):
+        tried = tried if base or tried is plain else _with_own(default, tried)
+        if tried not in seen:
+            seen.append(tried)
+            if _refusal(model_type, auto_class, tried, LARGE) is None:
+                yield tried
+
+
+def _default(model_type: str) -> dict[str, Any]:
+    from transformers import CONFIG_MAPPING
+
+    try:
+        made: dict[str, Any] = CONFIG_MAPPING[model_type]().to_dict()
+    except Exception as error:
+        raise Unknown(f"the default configuration is refused: {_first_line(error)}") from error
+    return made
+
+
+def _first(model_type: str, default: Mapping[str, Any], base: Mapping[str, Any] | None) -> dict[str, Any]:
+    values = _with_sections(base or default, reduced(base or default))
+    return _with_own(default, values) if base is None else _merged(_difference(base, default), values)
+
+
+def _with_own(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with what the parts of `config` have otherwise than parts of their type have by default.
+
+    A part that is given is built anew: what is not given becomes the default of its own type. What its class
+    does not know (its own configuration works it out) cannot be given.
+    """
+    made = dict(values)
+    for key, small in values.items():
+        part = config.get(key)
+        if isinstance(part, Mapping) and isinstance(small, Mapping) and "model_type" in part:
+            if part["model_type"] != small.get("model_type"):
+                continue
+            known = {name: value for name, value in small.items() if _knows(part["model_type"], name)}
+            made[key] = {**_otherwise(part, known), **_with_own(part, known)}
+    return made
+
+
+def _knows(model_type: str, key: str) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    fields = _fields(model_type)
+    if not fields or key in fields or key == "model_type":
+        return True
+    cls = CONFIG_MAPPING[model_type]
+    return key in getattr(cls, "attribute_map", {}) or mentioned(cls, key)
+
+
+def _otherwise(part: Mapping[str, Any], small: Mapping[str, Any]) -> dict[str, Any]:
+    fields = _fields(part["model_type"])
+    if not fields:
+        return {}
+    default = _default(part["model_type"])
+    return {
+        key: value
+        for key, value in part.items()
+        if (key in fields or key == "out_features")
+        and key not in small
+        and key not in _OF_THE_FILE
+        and isinstance(value, (bool, int, float, str, list, tuple))
+        and value != default.get(key)
+    }
+
+
+def _fields(model_type: str) -> dict[str, Any]:
+    """Fields of the configuration class of `model_type`, each with its default."""
+    from transformers import CONFIG_MAPPING
+
+    # The mapping loads lazily: its `get` finds nothing.
+    cls = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else object  # noqa: SIM401
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    return {field.name: field.default for field in dataclasses.fields(cls)}
+
+
+def _stated(model_type: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without those that a configuration class works out from others."""
+    fields = _fields(model_type)
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and "model_type" in value:
+            made[key] = {"model_type": value["model_type"], **_stated(value["model_type"], value)}
+        elif not isinstance(value, int) or not fields or fields.get(key) is not None:
+            made[key] = value
+    return made
+
+
+def _refusal(
+    model_type: str, auto_class: str, values: Mapping[str, Any], most: int = PARAMETERS
+) -> Exception | None:
     """Why there is no small model with `values`; ``None`` if there is one."""
     try:
         count = _parameters(model_type, auto_class, values)
     except Exception as error:
         return error
-    return None if count <= PARAMETERS else Unknown(f"{count:,} parameters are left")
+    return None if count <= most else Unknown(f"{count:,} parameters are left")
 
 
 def _difference(base: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:

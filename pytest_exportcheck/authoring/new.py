@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -13,14 +14,19 @@ from typing import Any
 
 from ..errors import ExportCheckError, SpecError
 from ..pytrees import flatten_with_paths, register_flattening_functions
-from .calls import Call, Unknown, candidates
-from .fit import fitted, model_classes
+from .calls import Call, Unknown, candidates, takes
+from .fit import PARAMETERS, alternatives, fitted, model_classes
 from .trials import tried_calls
 from .write import spec_text
 
 __all__ = ["Draft", "draft", "reference"]
 
 _PADDED = "Not compared: what the cache holds at padded positions, where no value is right."
+_LARGE = "The model has {:,} parameters: no rule made it smaller. Change `config` for a faster check."
+#: Calls that are tried with one configuration by other rules.
+_TRIES = 12
+#: What no other configuration changes.
+_NEVER = re.compile(r"nothing is known|forward needs")
 _GRAPHS = re.compile(r"observe: (\{graphs: .*\})")
 
 
@@ -66,18 +72,21 @@ def draft(
         The spec and the file of a factory may be moved together: it is named relative to the spec.
     """
     made = Draft(source)
-    for model, auto_class in _models(source, path if moved else None, auto_classes, base, made):
-        if _observed(model, auto_class, path, made):
-            break
+    for models, auto_class in _sources(source, path if moved else None, auto_classes, base, made):
+        # Where no call can be made up, another configuration is no help.
+        with contextlib.suppress(Unknown):
+            for position, model in enumerate(models):
+                if _observed(model, auto_class, path, made, tried=position > 0):
+                    return made
     return made
 
 
-def _models(
+def _sources(
     source: str, path: Path | None, auto_classes: Sequence[str], base: Mapping[str, Any] | None, made: Draft
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """(the mapping ``model`` of a spec, class that builds it), the best first."""
+) -> Iterator[tuple[Iterator[dict[str, Any]], str]]:
+    """(mappings ``model`` of a spec, the best first; class that builds them), the best class first."""
     if ":" in source:
-        yield {"factory": reference(source, path)}, ""
+        yield iter([{"factory": reference(source, path)}]), ""
         return
     if Path(source).is_dir():
         folder = Path(source).resolve()
@@ -86,22 +95,33 @@ def _models(
         except ValueError:
             shown = folder.as_posix()
         for auto_class in auto_classes or ("AutoModelForCausalLM", "AutoModel"):
-            yield {"pretrained": shown, "auto_class": auto_class}, auto_class
+            yield iter([{"pretrained": shown, "auto_class": auto_class}]), auto_class
         return
     for auto_class in auto_classes or model_classes(source):
-        try:
-            config = fitted(source, auto_class, base)
-        except Unknown as error:
-            made.problems.append(f"{auto_class}: {error}")
-            continue
-        model: dict[str, Any] = {"type": source, "auto_class": auto_class}
-        if config:
-            model["config"] = config
-        yield model, auto_class
+        yield _models(source, auto_class, base, made), auto_class
     if not (auto_classes or model_classes(source)):
         made.problems.append(
             "transformers has no model class for it: it is a part of another model's configuration"
         )
+
+
+def _models(
+    source: str, auto_class: str, base: Mapping[str, Any] | None, made: Draft
+) -> Iterator[dict[str, Any]]:
+    # Another class of the type takes the same configurations.
+    again = made.builds
+    model: dict[str, Any] = {"type": source, "auto_class": auto_class}
+    try:
+        config = fitted(source, auto_class, base)
+    except Unknown as error:
+        made.problems.append(f"{auto_class}: {error}")
+        return
+    yield {**model, "config": config} if config else model
+    if again:
+        return
+    for other in alternatives(source, auto_class, base):
+        if other != config:
+            yield {**model, "config": other}
 
 
 def reference(source: str, path: Path | None) -> str:
@@ -114,7 +134,19 @@ def reference(source: str, path: Path | None) -> str:
     return f"{Path(os.path.relpath(file, path.parent)).as_posix()}:{name}"
 
 
-def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -> bool:
+def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, tried: bool = False) -> bool:
+    """Whether `model` with some calls is observed; its spec is in `made` then.
+
+    Parameters
+    ----------
+    tried:
+        Calls are tried in eager first, and what is refused is no problem to tell of.
+
+    Raises
+    ------
+    Unknown
+        No call could be made up.
+    """
     from ..pipeline import SpecRun
     from ..spec import build_model, parse_spec
 
@@ -124,22 +156,30 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
     try:
         spec = parse_spec(text, path)
         built = build_model(spec, "cpu", "float32")
-    except ExportCheckError as error:
-        made.problems.append(f"{label}: {error.message}")
-        return False
-    except SpecError as error:
-        made.problems.append(f"{label}: {error.problems[0].message}")
+    except (ExportCheckError, SpecError) as error:
+        if not tried:
+            said = error.message if isinstance(error, ExportCheckError) else error.problems[0].message
+            made.problems.append(f"{label}: {said}")
         return False
     made.builds = True
     generation = _generation(built)
     if generation:
         model = {**model, "generation": generation}
+    size = sum(parameter.numel() for parameter in built.parameters()) if "type" in model else 0
+    large = [_LARGE.format(size)] if size > PARAMETERS else []
     refusals: list[str] = []
+    tries = 0
     try:
         for calls in _ways(built, auto_class):
-            text = spec_text(model, calls)
+            if tried:
+                tries += 1
+                if tries > _TRIES:
+                    break
+                if not takes(built, calls[0]):
+                    continue
             graphs: str | None = None
-            comments: list[str] = []
+            comments = list(large)
+            text = spec_text(model, calls, comments=comments)
             for _ in range(2):
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -158,14 +198,19 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft) -
                     break
                 graphs = found[1]
                 reasons = [line.strip() for line in refused if re.match(r"  \w+: ", line)]
-                comments = ["Groups of calls, each a graph:", *reasons]
+                comments = [*large, "Groups of calls, each a graph:", *reasons]
                 text = spec_text(model, calls, graphs, comments=comments)
             refusals += refused[:1] if refused else []
             made.text = made.text or text
     except Unknown as error:
-        refusals.insert(0, str(error))
+        if tried:
+            return False
         made.text = made.text or _template(model, built, error)
-    if refusals:
+        made.problems.append(f"{label}: {error}")
+        if _NEVER.match(str(error)):
+            raise
+        return False
+    if refusals and not tried:
         made.problems.append(f"{label}: {refusals[0]}")
     return False
 

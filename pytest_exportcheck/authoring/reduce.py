@@ -7,11 +7,12 @@ vocabulary. They are rules of thumb: `fit.py` takes back the ones that a model r
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["reduced"]
+__all__ = ["filled", "reduced", "with_chained_widths", "with_its_widths"]
 
 WIDTH = 32
 INNER = 64
@@ -51,14 +52,28 @@ _EXPERTS_USED = re.compile(r"(per_tok(en)?|moe_topk|moe_top_k|top_k_experts|moe_
 _AT_MOST = {
     "n_group": 2, "topk_group": 1, "n_shared_experts": 1, "num_shared_experts": 1, "first_k_dense_replace": 1,
     "max_window_layers": LAYERS, "num_kv_shared_layers": 0, "num_nextn_predict_layers": 0,
-    "mamba_n_groups": 1, "num_hash_layers": 1,
+    "num_queries": 10, "mamba_n_groups": 1, "num_hash_layers": 1,
 }  # fmt: skip
 _LAYER_INDICES = re.compile(r"(ind(ex|ic)e?s|global_attn_indexes|mlp_only_layers|_layers)$")
+#: Lists with a word for the kind of each layer; a shorter list is repeated.
+_PATTERN = re.compile(r"(block_types|_pattern)$")
 _RESNET = {
     "model_type": "resnet", "embedding_size": 16, "hidden_sizes": [16, 32, 64, 64], "depths": [1, 1, 1, 1],
     "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"],
 }  # fmt: skip
 _ROPE = ("rope_parameters", "rope_scaling")
+#: So many of those that are ``None`` are given alone.
+_ALONE = 5
+#: What a value may be that is ``None`` by default, by its name.
+_LIKELY: tuple[tuple[re.Pattern[str], Any], ...] = (
+    (_KV_HEADS, HEADS), (_EXPERTS_USED, 2), (_EXPERTS, 4), (_HEAD_DIM, HEAD_DIM), (_VOCABULARY, VOCABULARY),
+    (re.compile(r"^(n_group|topk_group|n_shared_experts|pad_token_id)$"), 1),
+    (re.compile(r"^image_token_(id|index)$"), VOCABULARY - 2),
+    (re.compile(r"^mask_token_id$"), VOCABULARY - 3), (re.compile(r"^prediction_length$"), 4),
+    (re.compile(r"^sliding_window$"), 16), (re.compile(r"^layer_types$"), ["full_attention"] * LAYERS),
+    (re.compile(r"_budget$"), 8), (re.compile(r"compress_ratio$"), 2), (_HEADS, HEADS), (_INNER, INNER),
+    (re.compile(r"^(vocab_)?(hidden_size|d_model)$"), WIDTH),
+)  # fmt: skip
 
 
 def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,6 +94,106 @@ def reduced(config: Mapping[str, Any]) -> dict[str, Any]:
     return _reduce(config, ids)
 
 
+def with_its_widths(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` without those that are widths: fewer layers, tokens and experts, smaller images."""
+
+    def kept(key: str, value: Any, small: Any) -> Any:
+        ints = value if isinstance(value, (list, tuple)) else [value]
+        wide = _is_width(key) and all(isinstance(item, int) for item in ints)
+        return value if wide and not _VOCABULARY.search(key) and not _TOKEN_ID.search(key) else small
+
+    return _each(config, values, kept)
+
+
+def with_chained_widths(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with other widths: equal ones stay equal everywhere, as stages that follow each other need.
+
+    A width becomes a power of two, `INNER` at most; below 16 it stays.
+    """
+
+    def chained(key: str, value: Any, small: Any) -> Any:
+        if not (_is_width(key) or key == "conv_dim") or _HEAD_DIM.search(key) or _VOCABULARY.search(key):
+            return small
+        if _HEADS.search(key) or _KV_HEADS.search(key) or _TOKEN_ID.search(key):
+            return small
+        if isinstance(value, int) and not isinstance(value, bool):
+            return _power(value)
+        if isinstance(value, (list, tuple)) and value and all(isinstance(item, int) for item in value):
+            return [_power(item) for item in value]
+        return small
+
+    return _each(config, values, chained)
+
+
+def filled(config: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """`values` with one for each key that the configuration leaves ``None``: for all of them, then for one.
+
+    Some architectures have no default for what every pretrained model of theirs sets.
+    """
+    keys = list(_empty(config))
+    if keys:
+        yield _with(values, keys)
+        for key in keys[:_ALONE] if len(keys) > 1 else ():
+            yield _with(values, [key])
+
+
+def _with(
+    values: Mapping[str, Any], items: Sequence[tuple[tuple[tuple[str, str], ...], str, Any]]
+) -> dict[str, Any]:
+    made = copy.deepcopy(dict(values))
+    for path, key, value in items:
+        inner = made
+        for part, model_type in path:
+            inner = inner.setdefault(part, {"model_type": model_type})
+        inner[key] = value
+    return made
+
+
+def _empty(
+    config: Mapping[str, Any], path: tuple[tuple[str, str], ...] = ()
+) -> Iterator[tuple[tuple[tuple[str, str], ...], str, Any]]:
+    """(where, key, value to give it) for each ``None`` that may be a size."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and "model_type" in value:
+            yield from _empty(value, (*path, (key, value["model_type"])))
+        elif value is None:
+            likely = next((size for pattern, size in _LIKELY if pattern.search(key)), None)
+            if likely is not None:
+                yield path, key, likely
+
+
+def _each(
+    config: Mapping[str, Any], values: Mapping[str, Any], rule: Callable[[str, Any, Any], Any]
+) -> dict[str, Any]:
+    """`values` as `rule` (key, default, small value) has them."""
+    made: dict[str, Any] = {}
+    for key, value in config.items():
+        small = values.get(key, value)
+        if isinstance(value, Mapping):
+            if (
+                "model_type" in value
+                and isinstance(small, Mapping)
+                and small.get("model_type") == value["model_type"]
+            ):
+                inner = _each(value, small if small is not value else {}, rule)
+                small = {"model_type": value["model_type"], **inner} if inner else value
+        else:
+            small = rule(key, value, small)
+        if small != value:
+            made[key] = small
+    return made
+
+
+def _is_width(key: str) -> bool:
+    if any(each.search(key) for each in (_INNER, _HEADS, _KV_HEADS, _HEAD_DIM)):
+        return True
+    return bool(_WIDTH.search(key)) and not _NO_WIDTH.search(key)
+
+
+def _power(value: int) -> int:
+    return value if value < 16 else min(1 << (value.bit_length() - 1), INNER)
+
+
 def _reduce(config: Mapping[str, Any], ids: Mapping[int, int]) -> dict[str, Any]:
     chosen = _chosen_layers(config)
     made: dict[str, Any] = {}
@@ -89,7 +204,39 @@ def _reduce(config: Mapping[str, Any], ids: Mapping[int, int]) -> dict[str, Any]
         if small != value:
             made[key] = small
     _relate(config, made)
+    _keep_kinds(config, made)
+    taps, count = _taps(config), made.get("num_hidden_layers")
+    if taps > 1 and count is not None:
+        made["num_hidden_layers"] = count = max(count, taps)
+        made["out_indices"] = list(range(count - taps + 1, count + 1))
+        made["out_features"] = [f"stage{index}" for index in made["out_indices"]]
     return made
+
+
+def _keep_kinds(config: Mapping[str, Any], made: dict[str, Any]) -> None:
+    """Of layers whose kind follows from their index, one of each kind stays."""
+    count = made.get("num_hidden_layers", config.get("num_hidden_layers"))
+    if not isinstance(count, int) or count == config.get("num_hidden_layers"):
+        return
+    for key, value in config.items():
+        if key.endswith("_layer_period") and isinstance(value, int) and value > count:
+            # The last layer is the one that differs.
+            made[key] = count
+            offset = key.removesuffix("period") + "offset"
+            if isinstance(config.get(offset), int):
+                made[offset] = count - 1
+        elif key.endswith("attention_interval") and isinstance(value, int) and value > count:
+            made[key] = count
+        elif key == "attn_layer_indices" and not value:
+            made[key] = [count - 1]
+        elif _PATTERN.search(key) and isinstance(value, (list, tuple)) and len(value) > count:
+            kinds = list(dict.fromkeys(str(item) for item in value))
+            made[key] = kinds[:count] if len(kinds) <= count else list(value)
+            if len(kinds) > count:
+                made["num_hidden_layers"] = len(value)
+        elif key == "layer_types" and value and set(value) == {"linear_attention"}:
+            # Caches of linear attention alone have no length.
+            made[key] = ["linear_attention"] * (count - 1) + ["full_attention"]
 
 
 def _small(key: str, value: Any, config: Mapping[str, Any], ids: Mapping[int, int], chosen: list[int]) -> Any:
@@ -125,6 +272,8 @@ def _small_int(key: str, value: int, config: Mapping[str, Any], ids: Mapping[int
             if key in _LAYER_COUNTS
             else min(value, LAYERS)
         )
+    if key.endswith("groups") and value > WIDTH:
+        return WIDTH
     if _EXPERTS_USED.search(key):
         return min(value, 2)
     if _EXPERTS.search(key):
@@ -192,16 +341,31 @@ def _relate(config: Mapping[str, Any], made: dict[str, Any]) -> None:
 
     if isinstance(config.get("qk_head_dim"), int) and isinstance(now("qk_nope_head_dim"), int):
         made["qk_head_dim"] = now("qk_nope_head_dim") + now("qk_rope_head_dim")
+        if config.get("head_dim") == config["qk_head_dim"]:
+            made["head_dim"] = made["qk_head_dim"]
     # State-space models: heads times their width is the expanded width.
     expand = config.get("mamba_expand", config.get("expand"))
     for heads, width in (
         ("mamba_n_heads", "mamba_d_head"),
         ("mamba_num_heads", "mamba_head_dim"),
+        ("n_mamba_heads", "mamba_headdim"),
         ("num_heads", "head_dim"),
     ):
         if expand and isinstance(config.get(heads), int) and isinstance(config.get(width), (int, str)):
             made[heads] = HEADS
             made[width] = int(expand * (now("hidden_size") or WIDTH)) // HEADS
+            for groups in ("n_groups", "mamba_n_groups", "mamba_ngroups"):
+                if isinstance(config.get(groups), int) and config[groups] > 1:
+                    made[groups] = HEADS // 2
+    # Layouts: the parts of a box's embedding make up a row together.
+    if isinstance(config.get("coordinate_size"), int) and isinstance(config.get("shape_size"), int):
+        row = now("hidden_size") or WIDTH
+        made["shape_size"], made["coordinate_size"] = row // 8, (row - 2 * (row // 8)) // 4
+    # Shifted windows: each stage must be at least as large as a window.
+    window, stages = config.get("window_size"), config.get("depths")
+    if isinstance(window, int) and isinstance(stages, (list, tuple)) and isinstance(now("image_size"), int):
+        last = now("image_size") // (now("patch_size") or 4) // 2 ** (len(stages) - 1)
+        made["window_size"] = max(1, min(window, last))
     image, patch = now("image_size"), now("patch_size")
     if isinstance(image, int) and isinstance(patch, int) and patch and "num_patches" in config:
         made["num_patches"] = (image // patch) ** 2
@@ -238,6 +402,12 @@ def _staged(config: Mapping[str, Any]) -> bool:
 
 def _image(config: Mapping[str, Any]) -> int:
     return STAGED_IMAGE if _staged(config) else IMAGE
+
+
+def _taps(config: Mapping[str, Any]) -> int:
+    """How many layers of a backbone hand out their result."""
+    indices = config.get("out_indices")
+    return len(indices) if isinstance(indices, (list, tuple)) and _layer_count(config) else 0
 
 
 def _layer_count(config: Mapping[str, Any]) -> int:

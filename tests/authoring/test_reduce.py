@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_exportcheck.authoring.reduce import reduced
+from pytest_exportcheck.authoring.reduce import filled, reduced, with_chained_widths, with_its_widths
 
 DECODER = {
     "model_type": "some_decoder", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 11008,
@@ -129,3 +129,95 @@ def test_what_is_small_already_stays() -> None:
         "use_cache": True,
     }
     assert reduced(small) == {}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ({"attn_layer_period": 8, "attn_layer_offset": 4}, {"attn_layer_period": 2, "attn_layer_offset": 1}),
+        ({"expert_layer_period": 2, "expert_layer_offset": 1}, {}),
+        ({"full_attention_interval": 4}, {"full_attention_interval": 2}),
+        ({"attn_layer_indices": None}, {"attn_layer_indices": [1]}),
+        (
+            {"block_types": ["recurrent", "recurrent", "attention"]},
+            {"block_types": ["recurrent", "attention"]},
+        ),
+        (
+            {"layer_types": ["linear_attention"] * 32},
+            {"layer_types": ["linear_attention", "full_attention"]},
+        ),
+    ],
+)
+def test_kinds_of_layers_that_follow_from_an_index(kinds: dict[str, Any], expected: dict[str, Any]) -> None:
+    made = reduced({**DECODER, **kinds})
+    assert made["num_hidden_layers"] == 2
+    assert {key: made[key] for key in kinds if key in made} == expected
+
+
+def test_a_backbone_has_as_many_layers_as_it_hands_out() -> None:
+    made = reduced(
+        {
+            "model_type": "some_vit", "hidden_size": 384, "num_hidden_layers": 12,
+            "out_indices": [3, 6, 9, 12], "out_features": ["stage3", "stage6", "stage9", "stage12"],
+        }
+    )  # fmt: skip
+    assert (made["num_hidden_layers"], made["out_indices"]) == (4, [1, 2, 3, 4])
+    assert made["out_features"] == ["stage1", "stage2", "stage3", "stage4"]
+
+
+def test_windows_fit_into_the_last_stage() -> None:
+    swin = {"image_size": 224, "patch_size": 4, "depths": [2, 2, 6, 2], "window_size": 7}
+    made = reduced(swin)
+    assert (made["image_size"], made["window_size"]) == (64, 2)
+
+
+def test_groups_divide_the_heads_of_a_state_space_model() -> None:
+    made = reduced({"hidden_size": 4096, "expand": 2, "num_heads": 128, "head_dim": 64, "n_groups": 8})
+    assert made["num_heads"] * made["head_dim"] == 2 * made["hidden_size"]
+    assert made["num_heads"] % made["n_groups"] == 0
+
+
+def test_the_head_size_that_is_that_of_queries_stays_so() -> None:
+    made = reduced(
+        {
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 64,
+            "qk_head_dim": 128,
+            "head_dim": 128,
+            "v_head_dim": 128,
+        }
+    )
+    assert made["head_dim"] == made["qk_head_dim"] == 16
+
+
+def test_stages_that_follow_each_other_stay_chained() -> None:
+    stages = {
+        "hidden_size": 384, "stem_channels": [3, 32, 48], "stage_in_channels": [48, 128, 512],
+        "stage_out_channels": [128, 512, 1024], "num_attention_heads": 12, "vocab_size": 1000,
+    }  # fmt: skip
+    made = with_chained_widths(stages, reduced(stages))
+    assert made["stem_channels"] == [3, 32, 32]
+    assert made["stage_in_channels"] == [32, 64, 64]
+    assert made["stage_out_channels"] == [64, 64, 64]
+    assert (made["hidden_size"], made["num_attention_heads"], made["vocab_size"]) == (64, 4, 128)
+
+
+def test_fewer_layers_alone() -> None:
+    config = {
+        **DECODER,
+        "model_type": "some",
+        "part": {"model_type": "other", "hidden_size": 512, "depth": 9},
+    }
+    assert with_its_widths(config, reduced(config)) == {
+        "vocab_size": 128, "num_hidden_layers": 2, "bos_token_id": 100, "eos_token_id": [101, 102],
+        "part": {"model_type": "other", "depth": 2},
+    }  # fmt: skip
+
+
+def test_what_is_none_is_filled_for_all_and_for_each() -> None:
+    part = {"model_type": "other", "num_experts_per_tok": None, "note": None}
+    config = {"model_type": "some", "head_dim": None, "part": part}
+    both = {"hidden_size": 32, "head_dim": 8, "part": {"model_type": "other", "num_experts_per_tok": 2}}
+    one, other = {"hidden_size": 32, "head_dim": 8}, {"hidden_size": 32, "part": both["part"]}
+    assert list(filled(config, {"hidden_size": 32})) == [both, one, other]
+    assert list(filled({"note": None}, {})) == []

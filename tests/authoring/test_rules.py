@@ -1,0 +1,128 @@
+"""Rules for configurations and calls, each with model types that it cures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pytest_exportcheck.authoring import fit, new
+from pytest_exportcheck.authoring.calls import Unknown
+from pytest_exportcheck.authoring.fit import LARGE, PARAMETERS, alternatives, fitted
+from pytest_exportcheck.authoring.new import draft
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def observed(tmp_path: Path, model_type: str) -> tuple[dict[str, Any], str]:
+    made = draft(model_type, tmp_path / "spec.yaml")
+    assert made.observed, made.problems
+    assert made.text is not None
+    return yaml.safe_load(made.text), made.text
+
+
+@pytest.mark.parametrize(
+    ("model_type", "in_config"),
+    [
+        # one layer of each kind
+        ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1}),
+        ("bamba", {"attn_layer_indices": [1]}),
+        # groups, windows
+        ("mamba2", {"n_groups": 2}),
+        ("swin", {"window_size": 2}),
+        # channels of stages that follow each other
+        ("textnet", {"hidden_sizes": [64, 64, 64, 64, 64]}),
+        # what pretrained models set
+        ("ministral", {"head_dim": 8}),
+        ("dots1", {"num_experts_per_tok": 2}),
+    ],
+)
+def test_a_configuration(tmp_path: Path, model_type: str, in_config: dict[str, Any]) -> None:
+    spec, _ = observed(tmp_path, model_type)
+    config = spec["model"]["config"]
+    assert {key: config[key] for key in in_config} == in_config
+
+
+def test_what_a_class_works_out_is_left_to_it(tmp_path: Path) -> None:
+    spec, _ = observed(tmp_path, "zamba2")
+    # Twice the hidden size, whatever is given.
+    assert "attention_hidden_size" not in spec["model"]["config"]
+
+
+def test_a_part_keeps_what_it_has_otherwise_than_its_type(tmp_path: Path) -> None:
+    spec, _ = observed(tmp_path, "depth_anything")
+    backbone = spec["model"]["config"]["backbone_config"]
+    assert backbone["reshape_hidden_states"] is False
+    assert len(backbone["out_features"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("model_type", "in_text"),
+    [
+        ("qwen3_vl_vision", ["hidden_states: float32[32, 384]", "grid_thw: int64[2, 3] values"]),
+        ("kimi_k25_vision", ["pixel_values: float32[32, 3, 8, 8]"]),
+        ("siglip2", ["pixel_values: float32[2, 16, 192]", "spatial_shapes: int64[2, 2] = 4"]),
+        ("mistral3", ["image_sizes: int64[2, 2] = 32"]),
+        ("lxmert", ["visual_feats: float32[2, 4, 32]", "visual_pos: float32[2, 4, 4]"]),
+        ("informer", ["past_values: float32[2, 11]", "past_time_features: float32[2, 11, 0]"]),
+        ("patchtst", ["past_values: float32[2, 32, 1]"]),
+        ("decision_transformer", ["actions: float32[2, 9, 4]", "timesteps: int64[2, 9] < 16"]),
+        ("audio-spectrogram-transformer", ["input_values: float32[2, 1024, 128]"]),
+        ("dac", ["input_values: float32[2, 1, 3200]"]),
+        ("qwen2_audio_encoder", ["input_features: float32[2, 128, 3000]"]),
+    ],
+)
+def test_calls(tmp_path: Path, model_type: str, in_text: list[str]) -> None:
+    _, text = observed(tmp_path, model_type)
+    for part in in_text:
+        assert part in text
+
+
+def test_no_word_of_a_prompt_is_a_special_token(tmp_path: Path) -> None:
+    # Its image token has a small id, which is not changed.
+    spec, _ = observed(tmp_path, "exaone4_5")
+    for call in spec["observe"]["calls"]:
+        arguments = call["generate"]
+        rows = yaml.safe_load(arguments["input_ids"].partition("values ")[2])
+        assert all(row.count(67) == 4 for row in rows)
+
+
+def test_a_large_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "PARAMETERS", 1000)
+    monkeypatch.setattr(new, "PARAMETERS", 1000)
+    monkeypatch.setattr(fit._refusal, "__defaults__", (1000,))
+    _, text = observed(tmp_path, "gpt2")
+    assert text.startswith("# The model has 6")
+    assert "no rule made it smaller" in text.partition("\n")[0]
+
+
+def test_alternatives_differ_and_are_small() -> None:
+    made = list(alternatives("textnet", "AutoModelForImageClassification"))
+    assert made[0] == fitted("textnet", "AutoModelForImageClassification")
+    assert len(made) >= 2
+    assert all(values not in made[:position] for position, values in enumerate(made))
+    assert PARAMETERS < LARGE
+
+
+def test_more_parameters_than_any_rule_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "LARGE", 100)
+    monkeypatch.setattr(fit._refusal, "__defaults__", (100,))
+    with pytest.raises(Unknown, match="parameters are left"):
+        fitted("gpt2", "AutoModelForCausalLM")
+
+
+def test_of_a_model_without_known_arguments_one_configuration_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def none(*given: Any) -> Any:
+        tried.append(given)
+        return iter(())
+
+    monkeypatch.setattr(new, "alternatives", none)
+    made = draft("sam2_video", tmp_path / "spec.yaml")
+    assert "nothing is known of the arguments" in made.problems[0]
+    assert tried == []
