@@ -10,6 +10,9 @@ import pytest
 import torch
 from torch.utils import _pytree
 
+from pytest_exportcheck.patches.rewrite import apply
+from pytest_exportcheck.patches.rewrite.locate import iterates
+
 from .forms import CONVERTED, FORMS, NEGATIVE, POSITIVE
 from .helpers import differences, rewriting_of
 from .hostile import HOSTILE
@@ -78,3 +81,34 @@ def test_the_function_of_the_model_is_rewritten_again_and_no_copy() -> None:
     assert "no test in" in rewriting.refused.message
     assert rewriting.refused.place is not None
     assert rewriting.refused.place.file == __file__
+
+
+def test_nobody_looks_for_functions_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among all objects of the process, for each size that a traced branch asks for: that takes seconds."""
+    found = apply.functions_of
+    searched: list[str] = []
+
+    def counted(code):  # type: ignore[no-untyped-def]
+        searched.append(code.co_name)
+        return found(code)
+
+    monkeypatch.setattr(apply, "functions_of", counted)
+    rewriting, _ = rewriting_of(FORMS["EarlyReturn"].make().eval())
+    assert (rewriting.refused, rewriting.error, searched) == (None, None, [])
+
+
+def test_code_that_iterates() -> None:
+    def loop(x):  # type: ignore[no-untyped-def]
+        for _ in range(x.shape[0]):
+            x = x + 1
+        return x
+
+    def nested(x):  # type: ignore[no-untyped-def]
+        return (lambda: [row + 1 for row in x])()
+
+    def plain(x):  # type: ignore[no-untyped-def]
+        while x.sum() > 0:
+            x = x - 1
+        return x
+
+    assert [iterates(one.__code__) for one in (loop, nested, plain)] == [True, True, False]
