@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 from torch.utils import _pytree
 
+from pytest_exportcheck.exporters.tables import shared_tables
 from pytest_exportcheck.patches.rewrite import apply
-from pytest_exportcheck.patches.rewrite.locate import iterates
+from pytest_exportcheck.patches.rewrite.locate import _functions_at, functions_of, iterates
+from pytest_exportcheck.patches.rewrite.values import Place
 
 from .forms import CONVERTED, FORMS, NEGATIVE, POSITIVE
 from .helpers import differences, rewriting_of
@@ -55,7 +58,8 @@ def test_a_hostile_form_is_right_or_refused(name: str) -> None:
 def test_a_form_converts(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
     _, programs = rewriting_of(form.make().eval())
-    converted = torch.onnx.export(programs[0], verbose=False)
+    with shared_tables():
+        converted = torch.onnx.export(programs[0], verbose=False)
     assert converted is not None
     converted.save(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
@@ -95,6 +99,21 @@ def test_nobody_looks_for_functions_without_a_loop(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(apply, "functions_of", counted)
     rewriting, _ = rewriting_of(FORMS["EarlyReturn"].make().eval())
     assert (rewriting.refused, rewriting.error, searched) == (None, None, [])
+
+
+def test_a_function_of_before_the_fork_is_found() -> None:
+    """The process that forks for cases tells the collector to leave alone what there is."""
+    function = FORMS["Not"].make().forward.__func__  # type: ignore[attr-defined]
+    gc.freeze()
+    try:
+        assert functions_of(function.__code__) == [(function, function.__code__)]
+        gc.freeze()
+        assert apply._twins(function) == [function]
+        gc.freeze()
+        place = Place(function.__code__.co_filename, function.__code__.co_firstlineno + 1)
+        assert _functions_at(place, "forward") == [(function, function.__code__)]
+    finally:
+        gc.unfreeze()
 
 
 def test_code_that_iterates() -> None:

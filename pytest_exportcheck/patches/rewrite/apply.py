@@ -43,6 +43,7 @@ def rewritten_in_place(methods: Sequence[RewrittenMethod]) -> Iterator[None]:
 
 def _twins(function: FunctionType) -> list[FunctionType]:
     """The functions made from the same ``def``: a decorator or a factory makes one for each use."""
+    gc.unfreeze()
     found = [
         one
         for one in gc.get_referrers(function.__code__)

@@ -146,6 +146,7 @@ def functions_of(code: CodeType) -> list[tuple[FunctionType, CodeType]]:
 
     A function that another one makes anew on every call cannot be replaced; the one that makes it can.
     """
+    gc.unfreeze()  # A fresh process sets aside what it was forked with, and nobody finds it there.
     direct = [one for one in gc.get_referrers(code) if _is_of_model(one) and one.__code__ is code]
     lasting = [one for one in direct if _lasts(one)]
     if lasting:
@@ -199,6 +200,7 @@ def _is_in_a_frame(function: FunctionType) -> bool:
 def _functions_at(place: Place, name: str) -> list[tuple[FunctionType, CodeType]]:
     """Functions whose code, or code nested in it, has the line: dynamo gives a file, a line and a name."""
     found: list[tuple[FunctionType, CodeType]] = []
+    gc.unfreeze()
     for one in gc.get_objects():
         if _is_of_model(one) and one.__code__.co_filename == place.file:
             found += [
