@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.warm_pytest import WarmPytest
+    from tests.warm_python import WarmPython
 
 # Before torch is imported anywhere: one thread per worker, and no network.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -29,10 +29,10 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session")
-def warm_pytest() -> Iterator[WarmPytest]:
+def warm_python() -> Iterator[WarmPython]:
     """Runs pytest over the real engine without importing it again each time."""
-    from warm_pytest import WarmPytest
+    from warm_python import WarmPython
 
-    warm = WarmPytest()
+    warm = WarmPython()
     yield warm
     warm.close()

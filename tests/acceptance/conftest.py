@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tests.warm_pytest import WarmPytest
+    from tests.warm_python import WarmPython
 
 TOY = Path(__file__).with_name("toy_exporter")
 
@@ -65,7 +65,7 @@ def leaves():
 class RealProject:
     """Specs in a folder `specs`, and pytest run on them."""
 
-    def __init__(self, pytester: pytest.Pytester, warm: WarmPytest) -> None:
+    def __init__(self, pytester: pytest.Pytester, warm: WarmPython) -> None:
         self.pytester = pytester
         self._warm = warm
         self.folder = pytester.path / "specs"
@@ -93,8 +93,8 @@ class RealProject:
 
     def run(self, *args: str) -> pytest.RunResult:
         given = args if any(arg.startswith("specs") for arg in args) else (*args, "specs")
-        if sys.platform == "linux" and not any(arg.startswith("-n") and arg != "-n0" for arg in given):
-            return self._warm.run(("--exportcheck", *given), timeout=300)
+        if sys.platform == "linux":
+            return self._warm.pytest(("--exportcheck", *given), timeout=300)
         given = ("--exportcheck", "-p", "no:hypothesispytest", *given)
         return self.pytester.runpytest_subprocess(*given, timeout=300)
 
@@ -109,7 +109,7 @@ class RealProject:
 
 @pytest.fixture
 def project(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, warm_pytest: WarmPytest
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, warm_python: WarmPython
 ) -> RealProject:
     for name in (
         "CI",
@@ -119,4 +119,4 @@ def project(
         "EXPORTCHECK_ALLOW_CI_UPDATE",
     ):
         monkeypatch.delenv(name, raising=False)
-    return RealProject(pytester, warm_pytest)
+    return RealProject(pytester, warm_python)

@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -24,7 +24,20 @@ from pytest_exportcheck.spec import load_spec
 from .helpers import corrupted_runtime
 from .test_faults import replace_gelu
 
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
+
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+#: The interpreter itself: what is kept runs in a new one.
+PYTHON = sys.executable
+
+
+@pytest.fixture(autouse=True)
+def _warm(warm_python: WarmPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The diagnosis runs a script before it keeps it: in a process that has imported torch already."""
+    monkeypatch.setattr(sys, "executable", warm_python.executable)
+
 
 DEEP = """
     from __future__ import annotations
@@ -86,7 +99,7 @@ def run_alone(folder: Path) -> subprocess.CompletedProcess[str]:
         "runpy.run_path('repro.py', run_name='__main__')"
     )
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=300
+        [PYTHON, "-c", code], cwd=folder, capture_output=True, text=True, check=False, timeout=300
     )
 
 
@@ -398,7 +411,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
         "module = repro.load_module(repro.load_file('data.safetensors'))\n"
         "print(module.head.weight is module.embed.weight)"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=kept, capture_output=True, text=True, check=True)
+    ran = subprocess.run([PYTHON, "-c", code], cwd=kept, capture_output=True, text=True, check=True)
     assert ran.stdout == "True\n"
 
 

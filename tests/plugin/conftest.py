@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ import pytest_exportcheck.controller
 import pytest_exportcheck.handles
 import pytest_exportcheck.runtest
 import pytest_exportcheck.spec.load  # noqa: F401
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 _FAKE = Path(__file__).with_name("fake_pipeline.py")
 
@@ -42,9 +46,12 @@ class Project:
         Arguments of every run, such as ``-n2``.
     in_process:
         Whether runs may share this process.
+    warm:
+        Runs pytest over the real engine, if they may share what it imports.
     """
 
     in_process = True
+    warm: WarmPython | None = None
 
     def __init__(self, pytester: pytest.Pytester, args: tuple[str, ...] = ()) -> None:
         self.pytester = pytester
@@ -106,8 +113,15 @@ class Project:
         given = (*options, *self.args, *args)
         if not any(not str(arg).startswith("-") for arg in args):
             given = (*given, "specs")
+        if self.warm is not None:
+            return self.warm.pytest(given, timeout=120)
         if self.in_process:
-            return self.pytester.runpytest_inprocess(*given)
+            # Each run collects garbage, of all that torch imported if this process has seen it: seconds.
+            gc.freeze()
+            try:
+                return self.pytester.runpytest_inprocess(*given)
+            finally:
+                gc.unfreeze()
         return self.pytester.runpytest_subprocess(*given, timeout=120)
 
     def report(self, path: str = "report.json") -> list[dict[str, Any]]:

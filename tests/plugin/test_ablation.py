@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from .conftest import Project
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 MODELS = """
 import torch
@@ -43,9 +48,9 @@ mode = [Patch("models.Net.branch", cured, owner=Net, name="cured"),
 
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
-def test_what_each_patch_is_worth(pytester: pytest.Pytester, workers: str) -> None:
+def test_what_each_patch_is_worth(pytester: pytest.Pytester, warm_python: WarmPython, workers: str) -> None:
     project = Project(pytester, (workers,))
-    project.in_process = False
+    project.warm = warm_python
     for name, modes in (("a", "none, 'models.py:mode'"), ("b", "'models.py:mode'")):
         project.spec(name, factory="models.py:Net", accepted=False, matrix=f", patch_modes: [{modes}]")
     (pytester.path / "specs" / "models.py").write_text(MODELS)
@@ -75,10 +80,10 @@ def test_what_each_patch_is_worth(pytester: pytest.Pytester, workers: str) -> No
     assert "ablation" not in project.report("plain.json")[-1]
 
 
-def test_an_ablation_that_dies_costs_its_run_only(pytester: pytest.Pytester) -> None:
+def test_an_ablation_that_dies_costs_its_run_only(pytester: pytest.Pytester, warm_python: WarmPython) -> None:
     """The case itself, with all patches, never comes to where the model dies."""
     project = Project(pytester)
-    project.in_process = False
+    project.warm = warm_python
     project.spec("a", factory="models.py:Net", accepted=False, matrix=", patch_modes: ['models.py:mode']")
     (pytester.path / "specs" / "models.py").write_text(MODELS + "\n\nNet.branch = dies\n")
     result = project.run("--exportcheck-report=report.json", "--ablate-patches", "-k", "test_export")

@@ -173,9 +173,9 @@ def test_the_command_with_a_wrong_argument(project):
         result.stderr.fnmatch_lines([said])
 
 
-def test_over_the_real_engine(pytester):
+def test_over_the_real_engine(pytester, warm_python):
     project = Project(pytester)
-    project.in_process = False
+    project.warm = warm_python
     path = project.spec("branch", factory="models.py:Net", accepted=False, exporters=("onnx-dynamo",))
     (pytester.path / "specs" / "models.py").write_text(
         "import torch\n\n\n"

@@ -35,9 +35,9 @@ def real(pytester):
     return project
 
 
-def test_from_first_golden_to_verdicts(real, warm_pytest):
+def test_from_first_golden_to_verdicts(real, warm_python):
     update = ["--exportcheck", "--update-shapes", "specs/linear.yaml", "specs/branch.yaml"]
-    result = warm_pytest.run(update, timeout=120)
+    result = warm_python.pytest(update, timeout=120)
     result.stdout.fnmatch_lines(
         ["updated: specs/__shapes__/branch.yaml", "updated: specs/__shapes__/linear.yaml"]
     )
@@ -67,7 +67,8 @@ def test_from_first_golden_to_verdicts(real, warm_pytest):
     assert {"export", "run", "compare", "resize"} <= set(passed["durations"])
 
 
-def test_what_only_rounding_explains_passes_and_is_named(real):
+def test_what_only_rounding_explains_passes_and_is_named(real, warm_python):
+    real.warm = warm_python
     real.golden_path("linear").parent.mkdir(parents=True, exist_ok=True)
     models = real.pytester.path / "specs" / "models.py"
     models.write_text(
@@ -117,10 +118,10 @@ def calls():
 """
 
 
-def test_a_foreign_layout_is_said_before_the_export(pytester):
+def test_a_foreign_layout_is_said_before_the_export(pytester, warm_python):
     """As somebody else's import leaves it: without us, no ONNX export of a cached model works any more."""
     project = Project(pytester)
-    project.in_process = False
+    project.warm = warm_python
     pytester.makeconftest(
         "from transformers.integrations.executorch import register_dynamic_cache_export_support\n"
         "register_dynamic_cache_export_support()\n"

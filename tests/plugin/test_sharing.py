@@ -133,13 +133,13 @@ def captures(project: Project) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("workers", ["-n0", "-n2"])
-def test_runs_with_a_cache(real, warm_pytest, workers):
+def test_runs_with_a_cache(real, warm_python, workers):
     """Twice, the second time with confirmed failures, then with damaged entries: always the same verdicts."""
     args = ["--exportcheck", workers, "-k", "test_export", "--exportcheck-report=report.json"]
     args += ["--exportcheck-cache=kept", "specs"]
 
     def run(*more: str) -> tuple[list[str], dict[str, str]]:
-        result = warm_pytest.run([*args, *more], timeout=600)
+        result = warm_python.pytest([*args, *more], timeout=600, alone=True)
         validated(real)
         reused = [
             line
@@ -178,11 +178,11 @@ def test_runs_with_a_cache(real, warm_pytest, workers):
     assert sum("is ignored: it is damaged" in line for line in lines) == 6
 
 
-def test_fresh_processes_and_no_share_know_of_no_cache(real, warm_pytest):
+def test_fresh_processes_and_no_share_know_of_no_cache(real, warm_python):
     args = ["--exportcheck", "-k", "test_export and onnx", "--exportcheck-report=report.json"]
     args += ["--exportcheck-cache=kept", "specs/net.yaml"]
     for more, conversion in (("--isolate", "new"), ("--no-share", "")):
-        result = warm_pytest.run([*args, more], timeout=600)
+        result = warm_python.pytest([*args, more], timeout=600, alone=True)
         assert set(real.verdicts().values()) == {"pass"}
         assert set(conversions(real, "net").values()) == {conversion}
         result.stdout.no_fnmatch_line("same graph*")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from pathlib import Path
 
@@ -9,6 +10,11 @@ import onnxruntime
 import pytest
 import torch
 from torch.utils import _pytree
+
+from pytest_exportcheck.exporters.tables import shared_tables
+from pytest_exportcheck.patches.rewrite import apply
+from pytest_exportcheck.patches.rewrite.locate import _functions_at, functions_of, iterates
+from pytest_exportcheck.patches.rewrite.values import Place
 
 from .forms import CONVERTED, FORMS, NEGATIVE, POSITIVE
 from .helpers import differences, rewriting_of
@@ -52,7 +58,8 @@ def test_a_hostile_form_is_right_or_refused(name: str) -> None:
 def test_a_form_converts(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
     _, programs = rewriting_of(form.make().eval())
-    converted = torch.onnx.export(programs[0], verbose=False)
+    with shared_tables():
+        converted = torch.onnx.export(programs[0], verbose=False)
     assert converted is not None
     converted.save(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
@@ -78,3 +85,49 @@ def test_the_function_of_the_model_is_rewritten_again_and_no_copy() -> None:
     assert "no test in" in rewriting.refused.message
     assert rewriting.refused.place is not None
     assert rewriting.refused.place.file == __file__
+
+
+def test_nobody_looks_for_functions_without_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among all objects of the process, for each size that a traced branch asks for: that takes seconds."""
+    found = apply.functions_of
+    searched: list[str] = []
+
+    def counted(code):  # type: ignore[no-untyped-def]
+        searched.append(code.co_name)
+        return found(code)
+
+    monkeypatch.setattr(apply, "functions_of", counted)
+    rewriting, _ = rewriting_of(FORMS["EarlyReturn"].make().eval())
+    assert (rewriting.refused, rewriting.error, searched) == (None, None, [])
+
+
+def test_a_function_of_before_the_fork_is_found() -> None:
+    """The process that forks for cases tells the collector to leave alone what there is."""
+    function = FORMS["Not"].make().forward.__func__  # type: ignore[attr-defined]
+    gc.freeze()
+    try:
+        assert functions_of(function.__code__) == [(function, function.__code__)]
+        gc.freeze()
+        assert apply._twins(function) == [function]
+        gc.freeze()
+        place = Place(function.__code__.co_filename, function.__code__.co_firstlineno + 1)
+        assert _functions_at(place, "forward") == [(function, function.__code__)]
+    finally:
+        gc.unfreeze()
+
+
+def test_code_that_iterates() -> None:
+    def loop(x):  # type: ignore[no-untyped-def]
+        for _ in range(x.shape[0]):
+            x = x + 1
+        return x
+
+    def nested(x):  # type: ignore[no-untyped-def]
+        return (lambda: [row + 1 for row in x])()
+
+    def plain(x):  # type: ignore[no-untyped-def]
+        while x.sum() > 0:
+            x = x - 1
+        return x
+
+    assert [iterates(one.__code__) for one in (loop, nested, plain)] == [True, True, False]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
+from pytest_exportcheck.exporters.tables import shared_tables
 from pytest_exportcheck.patches.rewrite import LoopProof, Rewriting, rewrite_for_export
 from tests.engine.helpers import make_run
 
@@ -70,7 +71,8 @@ def agree(
 ) -> None:
     """The program, and what it converts to, give what the model gives at every size."""
     file = folder / "model.onnx"
-    converted = torch.onnx.export(program, verbose=False)
+    with shared_tables():
+        converted = torch.onnx.export(program, verbose=False)
     assert converted is not None
     converted.save(file)
     session = onnxruntime.InferenceSession(file)

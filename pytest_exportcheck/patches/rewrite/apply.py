@@ -14,7 +14,7 @@ import torch
 from ...pytrees.registration import register_flattening_functions
 from ..stop_if_static import FrozenAt, frozen_axes
 from .equality import difference, module_parts, plain_control_flow, restored
-from .locate import functions_of, is_data_dependent, locate, where_frozen
+from .locate import functions_of, is_data_dependent, iterates, locate, where_frozen
 from .loop_function import rewrite_loop
 from .probe import copy_arguments
 from .source import exchanged, read_source
@@ -43,6 +43,7 @@ def rewritten_in_place(methods: Sequence[RewrittenMethod]) -> Iterator[None]:
 
 def _twins(function: FunctionType) -> list[FunctionType]:
     """The functions made from the same ``def``: a decorator or a factory makes one for each use."""
+    gc.unfreeze()
     found = [
         one
         for one in gc.get_referrers(function.__code__)
@@ -163,7 +164,9 @@ def _first_loop(
         if where is not None:
             places[where] = one.axis or places.get(where, False)
     for (place, code), axis in places.items():
-        functions = functions_of(code) if not exports or place not in tried else []
+        if not iterates(code) or (exports and place in tried):
+            continue  # Most are calls of operators, in code that torch made.
+        functions = functions_of(code)
         if not functions:
             continue
         tried.add(place)
