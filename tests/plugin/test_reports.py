@@ -213,7 +213,7 @@ def test_a_baseline(any_project):
     result = any_project.run("--baseline=base.json")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["*- compared with the baseline -*", "*0 worse, 0 better, 0 other, 3 cases un*"]
+        ["*- compared with the baseline -*", "*0 worse, 0 better, 0 neither, 3 cases un*"]
     )
     any_project.spec("a", kwargs={"do": {"onnx-dynamo": "run"}}, exporters=("torch-export", "onnx-dynamo"))
     result = any_project.run("--baseline=base.json")
