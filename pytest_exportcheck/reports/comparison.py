@@ -123,11 +123,11 @@ def _folded(cases: Sequence[str]) -> list[str]:
     for spec, rests in by_spec.items():
         by_rest.setdefault(tuple(rests), []).append(spec)
     lines = []
-    for rests, specs in by_rest.items():
-        if len(specs) == 1 and len(rests) <= 2:
-            lines += [f"{specs[0]} {rest}" for rest in rests]
+    for which, specs in by_rest.items():
+        if len(specs) == 1 and len(which) <= 2:
+            lines += [f"{specs[0]} {rest}" for rest in which]
             continue
-        text = f"{', '.join(specs)} {' '.join(rests)}"
+        text = f"{', '.join(specs)} {' '.join(which)}"
         lines += textwrap.wrap(
             text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
