@@ -20,6 +20,7 @@ from ..runtimes.base import Session, WritesInputs
 from ..spec import ModelSpec
 from ..spec.names import choices
 from ..tracebacks import one_line, user_lines
+from .choices import offer_ties
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .layout import lies_otherwise
 from .padding import expand_mask, rules_of_call
@@ -327,6 +328,7 @@ def check_observed_calls(
             padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
             if padding:
                 details.extend(padding.splitlines())
+            details += offer_ties(session, results, expected, got, inputs, tolerances, where)
             details += lies_otherwise(inputs, _inputs_by_path(graph.example.arguments))
             details += decided()
             raise CompareError(

@@ -20,6 +20,7 @@ from ..runtimes.base import Session
 from ..spec import ModelSpec
 from ..spec.names import suggest
 from .captured import CapturedProgram
+from .choices import offer_ties
 from .compare import LeafComparison, Tolerances, table
 from .numbers import Leaves, Ran, _inputs_by_path, _only_padding, _run, _summary, add_writes
 from .offered import passing_lists
@@ -365,6 +366,7 @@ def _judge(
     padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
     if padding:
         details.extend(padding.splitlines())
+    details += offer_ties(session, results, expected, got, inputs, tolerances, where)
     raise ResizeError(
         f"{_summary(results, tolerances)} ({session.description} against eager) at sizes {text}, "
         "which no observed call had",
