@@ -257,7 +257,7 @@ def test_what_a_full_run_does_not_check_any_more_is_worse_and_of_a_partial_run_n
         result = project.run("--baseline=base.json", *options)
         assert result.ret == 1
         result.stdout.fnmatch_lines(
-            ["Got worse (2):", "*b.yaml*", "*pass -> not in this run: nobody checks*"]
+            ["Got worse (2):", "*2 cases: pass -> not in this run: nobody checks*", "*b.yaml*"]
         )
 
 
