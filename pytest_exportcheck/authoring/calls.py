@@ -20,6 +20,7 @@ _TOKENS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder")
 _VISION = ("vision_config", "vit_config", "vision_encoder", "encoder", "backbone_config")
 _AUDIO = ("audio_config", "audio_encoder", "speech_config", "encoder_config")
+_IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _INPUTS = ("input_ids", "pixel_values", "pixel_values_videos", "input_values", "input_features")
 
 
@@ -54,6 +55,8 @@ class _Plan:
         Height and width of the images of the two calls, in pixels.
     tiles:
         Images (or tiles of one) for each prompt, in an axis of their own; 0: no such axis.
+    apart:
+        Another number of images than of texts: two towers have a batch each.
     frames:
         Length of the audio of the two calls: samples or frames.
     """
@@ -63,6 +66,7 @@ class _Plan:
     frames: tuple[int, int]
     generate: bool
     tiles: int = 0
+    apart: bool = False
 
 
 class _Model:
@@ -117,6 +121,8 @@ def candidates(model: torch.nn.Module, auto_class: str) -> Iterator[list[Call]]:
     ]
     if known.takes("pixel_values") and known.takes("input_ids"):
         plans += [replace(plans[1], tiles=tiles) for tiles in (1, 3, 5)]
+        if not generates and known.value(*_IMAGE_TOKENS) is None:
+            plans = [*(replace(plan, apart=True) for plan in plans[:2]), *plans]
     if generates:
         plans += [replace(plan, generate=False) for plan in plans]
     seen: list[list[Call]] = []
@@ -209,7 +215,7 @@ def _rows_with_image(
 
 def _image_tokens(known: _Model, others: Mapping[str, Any], batch: int) -> tuple[int, int] | None:
     """(id of the image token, how many stand for one image); ``None``: no tokens stand for images."""
-    token = known.value("image_token_id", "image_token_index", "media_placeholder_token_id")
+    token = known.value(*_IMAGE_TOKENS)
     if "pixel_values" not in others or not isinstance(token, int):
         return None
     if "image_grid_thw" in others:
@@ -267,6 +273,7 @@ def _channels(known: _Model) -> int:
 
 def _pixels(known: _Model, plan: _Plan, position: int) -> dict[str, Any]:
     batch, size, channels = _SIZES[position][0], plan.images[position], _channels(known)
+    batch += 2 * plan.apart
     if known.takes("image_grid_thw"):
         patch = int(known.value("patch_size", within=_VISION, default=14))
         frames = int(known.value("temporal_patch_size", within=_VISION, default=1))

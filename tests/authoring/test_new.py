@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ("t5", "AutoModelForSeq2SeqLM", ["generate:", "graphs:", "batch_dims: true"]),
         ("vit", "AutoModelForImageClassification", ["pixel_values: float32[2, 3, 32, 32]"]),
         ("wav2vec2", "AutoModelForCTC", ["input_values: float32[3, 4800]"]),
-        ("clip", "AutoModelForZeroShotImageClassification", ["input_ids", "pixel_values"]),
+        ("clip", "AutoModelForZeroShotImageClassification", ["input_ids: int64[2, 9]", "float32[4, 3"]),
         ("llava", "AutoModelForImageTextToText", ["generate:", "values [["]),
         ("mamba", "AutoModelForCausalLM", ["generate:"]),
         ("qwen2_vl", "AutoModelForImageTextToText", ["image_grid_thw", "mm_token_type_ids"]),
