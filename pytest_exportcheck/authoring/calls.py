@@ -57,6 +57,8 @@ class _Plan:
         Images (or tiles of one) for each prompt, in an axis of their own; 0: no such axis.
     apart:
         Another number of images than of texts: two towers have a batch each.
+    oblong:
+        Images are as wide as those of the other call are high: two sizes, and no square.
     frames:
         Length of the audio of the two calls: samples or frames.
     """
@@ -67,6 +69,7 @@ class _Plan:
     generate: bool
     tiles: int = 0
     apart: bool = False
+    oblong: bool = False
 
 
 class _Model:
@@ -123,6 +126,8 @@ def candidates(model: torch.nn.Module, auto_class: str) -> Iterator[list[Call]]:
         plans += [replace(plans[1], tiles=tiles) for tiles in (1, 3, 5)]
         if not generates and known.value(*_IMAGE_TOKENS) is None:
             plans = [*(replace(plan, apart=True) for plan in plans[:2]), *plans]
+    elif known.takes("pixel_values"):
+        plans.insert(0, replace(plans[0], oblong=True))
     if generates:
         plans += [replace(plan, generate=False) for plan in plans]
     seen: list[list[Call]] = []
@@ -286,7 +291,8 @@ def _pixels(known: _Model, plan: _Plan, position: int) -> dict[str, Any]:
     if isinstance(frames, int) and not known.takes("input_ids"):
         return _video(known, plan, position, "pixel_values")
     tiles = f"{plan.tiles}, " if plan.tiles else ""
-    made = {"pixel_values": f"float32[{batch}, {tiles}{channels}, {size}, {size}]"}
+    width = plan.images[1 - position] if plan.oblong else size
+    made = {"pixel_values": f"float32[{batch}, {tiles}{channels}, {size}, {width}]"}
     tiled = known.value("image_grid_pinpoints") is not None or "image_sizes" in known.required
     if known.takes("image_sizes") and tiled:
         made["image_sizes"] = f"int64[{batch}, 2] = {size}"

@@ -177,7 +177,7 @@ def _converted(
 def quiet_logs() -> Iterator[None]:
     """Leave out what torch.onnx and onnxscript log of every export of a kind, and nobody can act upon.
 
-    A custom translation takes functions or lists that have no ONNX type (torch 2.13 logs one line of each, and
+    A custom translation takes functions or lists that have no ONNX type (torch 2.13 logs a line of each, and
     dispatches to it as it should); a node that is not folded is no fault of a model.
     """
     loggers = [logging.getLogger(name) for name in _NOISY]

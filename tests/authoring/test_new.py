@@ -25,6 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ("bert", "AutoModelForMaskedLM", ["forward:", "padded right 2"]),
         ("t5", "AutoModelForSeq2SeqLM", ["generate:", "graphs:", "batch_dims: true"]),
         ("vit", "AutoModelForImageClassification", ["pixel_values: float32[2, 3, 32, 32]"]),
+        # Two sizes of images that no call shows to be one.
+        ("resnet", "AutoModelForImageClassification", ["pixel_values: float32[2, 3, 64, 128]"]),
         ("wav2vec2", "AutoModelForCTC", ["input_values: float32[3, 4800]"]),
         ("clip", "AutoModelForZeroShotImageClassification", ["input_ids: int64[2, 9]", "float32[4, 3"]),
         ("llava", "AutoModelForImageTextToText", ["generate:", "values [["]),
