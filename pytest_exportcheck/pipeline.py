@@ -407,9 +407,10 @@ def _run_observed(
             )
         except UnusableCapture:
             raise
-        except ExportCheckError:
+        except ExportCheckError as error:
             if captured.differs:
                 blame_stand_ins(graph, tolerances)
+                error.details += captured.decided(watch.comparisons(graph.shapes))
             raise
         except (Exception, SystemExit) as error:
             failure = refusal(error, "export", f"{exporter.name} refuses the model")
@@ -482,14 +483,14 @@ def _run_observed(
             if absent:
                 stages("convert")
                 refuse_baked_inputs(graph, absent, tolerances)
+        comparisons = watch.comparisons(graph.shapes)
         try:
-            check_observed_calls(spec, graph, session, tolerances, stages, record)
+            check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
         except (RunError, CompareError) as error:
             error.details += captured.on_observed_calls()
             raise
         stages("resize")
         captures = request.captures
-        comparisons = watch.comparisons(graph.shapes)
         try:
             check_other_sizes(
                 spec,

@@ -153,7 +153,8 @@ class CaseRunner:
         if isinstance(error, ExportCheckError):
             explanation = explain(self._session, running, error, expected=verdict.startswith("xfail"))
             running.record.update(explanation.record)
-        _rewrite(item, report, running, error, verdict, explanation)
+        above = self._told_above(report, running, error)
+        _rewrite(item, report, running, error, verdict, explanation, above)
         record = case_record(running, verdict, _message(report, error), error)
         record |= self._more(item, running, error)
         if diffs := running.record.get("rewritten"):
@@ -166,6 +167,18 @@ class CaseRunner:
         if explained or verdict.split()[0] in ("fail", "xpass", "crash", "timeout"):
             keep_artifacts(self._session.options.artifacts, report, running)
         return report
+
+    def _told_above(
+        self, report: pytest.TestReport, running: RunningCase, error: BaseException | None
+    ) -> str | None:
+        """The test that shows the details of the same failure, which no exporter has to do with."""
+        if not isinstance(error, ExportCheckError) or error.stage not in ("load", "observe"):
+            return None
+        if not report.failed or not error.details:
+            return None
+        key = (running.planned.spec.relative, error.headline, *error.details)
+        first = self._session.told.setdefault(key, report.nodeid)
+        return first if first != report.nodeid else None
 
     def _more(
         self, item: pytest.Item, running: RunningCase, error: BaseException | None
@@ -265,6 +278,7 @@ def _rewrite(
     error: BaseException | None,
     verdict: str,
     explanation: Explanation | None,
+    above: str | None = None,
 ) -> None:
     """Replace the report's text where ours says more: stage failures, unexpected passes, skips."""
     expected = item.stash.get(_EXPECTED, None)
@@ -286,8 +300,8 @@ def _rewrite(
         return
     if not isinstance(error, ExportCheckError):
         return
-    lines = error_lines(error)
-    if explanation is not None:
+    lines = error_lines(error) if above is None else [error.headline, f"  as above: {above}"]
+    if explanation is not None and above is None:
         lines += explanation.lines
     if expected is not None and report.failed and not item.config.getoption("runxfail"):
         lines.append(_unexpected(error, expected, spec_path))

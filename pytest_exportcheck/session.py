@@ -118,6 +118,8 @@ class Session:
         The cases judged in this process so far, in order.
     confirmations:
         What fresh processes said about failures that several cases share, by what they share.
+    told:
+        Failures of specs, before any exporter, that were shown in full -> the test that shows them.
     """
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
@@ -129,6 +131,7 @@ class Session:
         self.worker: int | None = None
         self.judged: list[str] = []
         self.confirmations: dict[tuple[str | None, ...], Confirmation] = {}
+        self.told: dict[tuple[str, ...], str] = {}
         self.stages_of_workers: Path | None = None
         self._fresh: FreshProcesses | None = None
         self.note_environment()

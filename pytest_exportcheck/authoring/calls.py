@@ -22,6 +22,7 @@ _TOKENS = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder")
 _VISION = ("vision_config", "image_config", "vit_config", "vision_encoder", "encoder", "backbone_config")
 _AUDIO = ("audio_config", "audio_encoder", "speech_config", "encoder_config")
+_IMAGE_TOKENS = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 _INPUTS = ("input_ids", "pixel_values", "pixel_values_videos", "input_values", "input_features")
 
 
@@ -96,6 +97,10 @@ class _Plan:
         Height and width of the images of the two calls, in pixels.
     tiles:
         Images (or tiles of one) for each prompt, in an axis of their own; 0: no such axis.
+    apart:
+        Another number of images than of texts: two towers have a batch each.
+    oblong:
+        Images are as wide as those of the other call are high: two sizes, and no square.
     frames:
         Length of the audio of the two calls: samples or frames.
     audio:
@@ -111,6 +116,8 @@ class _Plan:
     tiles: int = 0
     patches: str = "{n}, {w}"
     audio: str = ""
+    apart: bool = False
+    oblong: bool = False
 
 
 class _Model:
@@ -185,6 +192,11 @@ def candidates(model: torch.nn.Module, auto_class: str) -> Iterator[list[Call]]:
         given = known.value("input_size", within=_VISION)
         if isinstance(given, int) and given > 1:
             plans.append(replace(plans[1], images=(given, given)))
+    if known.takes("pixel_values") and not known.grid:
+        if not known.takes("input_ids"):
+            plans.insert(0, replace(plans[0], oblong=True))
+        elif not generates and known.value(*_IMAGE_TOKENS) is None:
+            plans = [*(replace(plan, apart=True) for plan in plans[:2]), *plans]
     if generates:
         plans += [replace(plan, generate=False) for plan in plans]
     seen: list[list[Call]] = []
@@ -344,7 +356,7 @@ def _special(config: Any) -> set[int]:
 def _image_tokens(known: _Model, others: Mapping[str, Any], position: int) -> tuple[int, int] | None:
     """(id of the image token, how many stand for one image); ``None``: no tokens stand for images."""
     batch = _SIZES[position][0]
-    token = known.value("image_token_id", "image_token_index", "media_placeholder_token_id")
+    token = known.value(*_IMAGE_TOKENS)
     if "pixel_values" not in others or not isinstance(token, int):
         return None
     if "image_grid_thw" in others:
@@ -408,13 +420,15 @@ def _channels(known: _Model) -> int:
 
 def _pixels(known: _Model, plan: _Plan, position: int) -> dict[str, Any]:
     batch, size, channels = _SIZES[position][0], plan.images[position], _channels(known)
+    batch += 2 * plan.apart
     if known.grid or known.takes("spatial_shapes"):
         return _patches(known, plan, batch)
     frames = known.value("num_frames")
     if isinstance(frames, int) and not known.takes("input_ids"):
         return _video(known, plan, position, "pixel_values")
     tiles = f"{plan.tiles}, " if plan.tiles else ""
-    made = {"pixel_values": f"float32[{batch}, {tiles}{channels}, {size}, {size}]"}
+    width = plan.images[1 - position] if plan.oblong else size
+    made = {"pixel_values": f"float32[{batch}, {tiles}{channels}, {size}, {width}]"}
     tiled = known.value("image_grid_pinpoints") is not None or "image_sizes" in known.required
     features = getattr(known.model, "get_image_features", None)
     sizes = inspect.signature(features).parameters.get("image_sizes") if features else None

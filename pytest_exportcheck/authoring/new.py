@@ -186,11 +186,16 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
                     run = SpecRun(parse_spec(text, path))
                     refused = _refusal(run)
                     compare = {} if refused else _padded_caches(run, calls)
+                    warned = [] if refused else _warnings(run)
                     run.close()
                 if refused is None:
                     if compare:
                         comments = [*comments, _PADDED]
-                    made.text = spec_text(model, calls, graphs, compare, comments=comments)
+                    batched = spec_text(model, calls, graphs, compare, comments=comments, batch_dims=True)
+                    if _settles(batched, path, warned):
+                        made.text = batched
+                    else:
+                        made.text = spec_text(model, calls, graphs, compare, comments=comments)
                     made.observed = True
                     return True
                 found = next((m for line in refused if (m := _GRAPHS.search(line))), None)
@@ -213,6 +218,31 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
     if refusals and not tried:
         made.problems.append(f"{label}: {refusals[0]}")
     return False
+
+
+def _warnings(run: Any) -> list[str]:
+    """What the observation warns of."""
+    graphs = run.observe("cpu", "float32").graphs.values()
+    return [warning for graph in graphs for warning in graph.shapes.warnings]
+
+
+def _settles(text: str, path: Path, warned: Sequence[str]) -> bool:
+    """Whether `text`, which calls the first axis of every input a batch, is warned of less.
+
+    Two calls cannot show that the first axes of the inputs of a decoder and of an encoder are one.
+    """
+    from ..pipeline import SpecRun
+    from ..spec import parse_spec
+
+    if not any("axis 0 of " in warning for warning in warned):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = SpecRun(parse_spec(text, path))
+        try:
+            return _refusal(run) is None and len(_warnings(run)) < len(warned)
+        finally:
+            run.close()
 
 
 def _ways(model: Any, auto_class: str) -> Iterator[list[Call]]:

@@ -32,6 +32,8 @@ _UNLIKELY = 8
 
 #: Sides of images where two sizes are refused (a layer behind a flattening has its number of pixels).
 _SIDES = (28, 32, 64, 96, 128, 224, 299)
+#: Lengths of the two calls for arguments that need not be as long as the others: no sums of other sizes.
+_OWN_LENGTHS = ((5, 8), (13, 4), (7, 11))
 _LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 
 #: Forms by the name of an argument, and by its annotation. ``{b}``: batch, ``{n}``: length, ``{h}``, ``{w}``:
@@ -189,8 +191,11 @@ class _Search:
                 chosen = {p.name: form for p, form in zip(parameters, forms, strict=True)}
                 if self._runs(chosen, sizes[0]) and self._runs(chosen, sizes[1]):
                     yield [
-                        Call("forward", {name: self._text(name, form, size) for name, form in chosen.items()})
-                        for size in sizes
+                        Call(
+                            "forward",
+                            {name: self._text(name, form, size, own) for name, form in chosen.items()},
+                        )
+                        for size, own in zip(sizes, self._lengths(chosen, sizes), strict=True)
                     ]
                 if self.trials >= _TRIALS:
                     return
@@ -198,18 +203,48 @@ class _Search:
                     again = True
                     break
 
-    def _text(self, name: str, form: Any, size: _Size) -> Any:
+    def _lengths(
+        self, chosen: Mapping[str, Any], sizes: tuple[_Size, _Size]
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """For each call the lengths of arguments that eager takes at another length than the rest.
+
+        Source and target of a translation: of one length they would get one symbol. A mask goes with what it
+        masks, so arguments are tried alone, then two and three together.
+        """
+        names = [name for name, form in chosen.items() if isinstance(form, str) and "{n}" in form]
+        found: tuple[dict[str, int], dict[str, int]] = ({}, {})
+        lengths = [pair for pair in _OWN_LENGTHS if pair[0] != sizes[0].n and pair[1] != sizes[1].n]
+        groups = (group for count in (1, 2, 3) for group in itertools.combinations(reversed(names), count))
+        for group in groups:
+            rest = [name for name in names if name not in found[0] and name not in group]
+            if not lengths or self.trials >= _TRIALS:
+                break
+            if len(rest) + len(group) + len(found[0]) > len(names) or not all(
+                map(_has_values, (group, rest))
+            ):
+                continue
+            tried = tuple(
+                {**known, **dict.fromkeys(group, length)}
+                for known, length in zip(found, lengths[0], strict=True)
+            )
+            if all(self._runs(chosen, size, own) for size, own in zip(sizes, tried, strict=True)):
+                found = (tried[0], tried[1])
+                lengths.pop(0)
+        return found
+
+    def _text(self, name: str, form: Any, size: _Size, lengths: Mapping[str, int] | None = None) -> Any:
         if not isinstance(form, str):
             return form
-        return form.format(**vars(size), f=self.width.get(name, 4))
+        own = (lengths or {}).get(name, size.n)
+        return form.format(**{**vars(size), "n": own}, f=self.width.get(name, 4))
 
-    def _runs(self, chosen: Mapping[str, Any], size: _Size) -> bool:
+    def _runs(self, chosen: Mapping[str, Any], size: _Size, lengths: Mapping[str, int] | None = None) -> bool:
         import torch
 
         self.trials += 1
         given: dict[str, Any] = {}
         for name, form in chosen.items():
-            value = self._text(name, form, size)
+            value = self._text(name, form, size, lengths)
             if isinstance(value, str):
                 value = resolve_tensor(parse_tensor(value), {}, name, _device(self.model), _dtype(self.model))
             given[name] = value
@@ -255,6 +290,11 @@ class _Search:
             lacking = self.width.get(free[0], 4) + width - value.shape[-1]
             if lacking > 0 and free[0] not in self.width:
                 self.width[free[0]] = lacking
+
+
+def _has_values(names: Sequence[str]) -> bool:
+    """Whether one of them is more than what goes with another one: masks, types, positions."""
+    return any(not name.endswith(("mask", "token_type_ids", "position_ids")) for name in names)
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -36,6 +36,7 @@ def spec_text(
     compare: Mapping[str, Any] | None = None,
     description: str = "",
     comments: Sequence[str] = (),
+    batch_dims: bool = False,
 ) -> str:
     """A spec for `model` with `calls`.
 
@@ -49,8 +50,12 @@ def spec_text(
         The mapping ``compare``.
     comments:
         Lines for the beginning of the file.
+    batch_dims:
+        Axis 0 of every input is a batch.
     """
     observe: dict[str, Any] = {"calls": [{call.kind: _Block(_plain(call.arguments))} for call in calls]}
+    if batch_dims:
+        observe["batch_dims"] = True
     if graphs:
         observe |= yaml.safe_load(graphs)
     data: dict[str, Any] = {"exportcheck": 1}

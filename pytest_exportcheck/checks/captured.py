@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import ComparisonError, ExportError, ObserveError
 from ..exporters.base import split_constants
+from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
 from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
@@ -18,6 +19,7 @@ from .layout import lies_otherwise
 from .numbers import Leaves, _inputs_by_path, _summary
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
+from .thresholds import decided_lines
 
 __all__ = ["CapturedProgram", "runner_of"]
 
@@ -44,6 +46,7 @@ class CapturedProgram:
         self._agrees: list[int] = []
         self._refuses: list[str] = []
         self.differs: list[str] = []
+        self._first_differing = -1
 
     def adopt(self, found: dict[str, Any], runner: Callable[[], Run]) -> None:
         """What the same program has shown in an earlier case; `runner` makes what runs it, when needed."""
@@ -101,6 +104,8 @@ class CapturedProgram:
                 self._agrees.append(position)
             else:
                 inputs, example = map(_inputs_by_path, (arguments, self._graph.example.arguments))
+                if not self.differs:
+                    self._first_differing = call.index
                 shown = shown or [*table(results), *lies_otherwise(inputs, example)]
                 self.differs.append(f"{what}: {_summary(results, self._tolerances)}")
         self._record["captured"] = {
@@ -133,6 +138,11 @@ class CapturedProgram:
                 f"{counted(len(self._graph.calls), 'call')} and refuses: {self._refuses[0]}"
             ]
         return []
+
+    def decided(self, comparisons: Sequence[Comparison]) -> list[str]:
+        """For the details of its own failure: what was decided by other sizes than those of the call."""
+        sizes = self._graph.shapes.sizes.get(self._first_differing, {})
+        return decided_lines(comparisons, self._graph.example.sizes, sizes)
 
     def at(self, arguments: Mapping[str, Any], expected: Leaves) -> list[str]:
         """For the details of a failure of the converted program at other sizes."""

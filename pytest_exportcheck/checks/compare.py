@@ -150,11 +150,12 @@ def _compare_exact(
         return LeafComparison(path, True, shape, dtype, note=ignored)
     at = unravel(int(differs.flatten().nonzero()[0]), shape)
     reason = f"{got[at].item()!r} instead of {expected[at].item()!r}"
-    worst = 0.0
+    worst, relative = 0.0, 0.0
     if expected.dtype != torch.bool:
         # Python integers: the difference of two int64 may not fit into one.
-        pairs = zip(expected[differs].tolist(), got[differs].tolist(), strict=True)
+        pairs = list(zip(expected[differs].tolist(), got[differs].tolist(), strict=True))
         worst = float(max(abs(a - b) for a, b in pairs))
+        relative = max(abs(a - b) / abs(a) if a else math.inf for a, b in pairs)
     return LeafComparison(
         path,
         False,
@@ -162,6 +163,7 @@ def _compare_exact(
         dtype,
         reason,
         max_abs=worst,
+        max_rel=relative,
         at=at,
         outside=count / expected.numel(),
         note=ignored,
@@ -204,8 +206,11 @@ def _compare_floats(
         outside, special = outside & where, special & where
         error = torch.where(where, error, zero)
     at = unravel(int(error.flatten().argmax()), shape)
-    relative = error / size.clamp_min(torch.finfo(torch.float64).tiny)
-    max_rel = float(relative[size > 0].max()) if bool((size > 0).any()) else 0.0
+    at_zero = outside & both_finite & (size == 0)
+    max_rel = _max_rel(error, size)
+    if bool(at_zero.any()):
+        note = "; ".join(filter(None, [note, _at_zero_note(int(at_zero.sum()), outside, max_rel)]))
+        max_rel = math.inf
     base: dict[str, Any] = {
         "shape": shape,
         "dtype": dtype,
@@ -238,6 +243,19 @@ def _compare_floats(
         note=note,
         atol=float(atol[at]),
         **base,
+    )
+
+
+def _max_rel(error: torch.Tensor, size: torch.Tensor) -> float:
+    """The largest relative error where eager is not 0."""
+    there = size > 0
+    return float((error[there] / size[there]).max()) if bool(there.any()) else 0.0
+
+
+def _at_zero_note(count: int, outside: torch.Tensor, max_rel: float) -> str:
+    return (
+        f"{count} of {counted(int(outside.sum()), 'element')} outside {'is' if count == 1 else 'are'} 0 in "
+        f"eager, where any error is infinitely large beside it (elsewhere max rel {max_rel:.1e})"
     )
 
 

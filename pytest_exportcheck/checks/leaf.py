@@ -38,7 +38,8 @@ class LeafComparison:
     reason:
         Why not, where it is no matter of numbers: ``shape 2x3 instead of 2x4``.
     max_abs, max_rel:
-        Largest errors over positions that are finite on both sides.
+        Largest errors over positions that are finite on both sides. The relative one is of positions where
+        eager is not 0; infinite where one that is outside the tolerance is 0 in eager.
     at:
         Index of the worst element.
     outside:

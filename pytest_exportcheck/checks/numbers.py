@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,6 +12,7 @@ import torch
 
 from ..errors import CompareError, ExportCheckError, ObserveError, RunError
 from ..exporters.base import split_constants
+from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
 from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
@@ -18,11 +20,13 @@ from ..runtimes.base import Session, WritesInputs
 from ..spec import ModelSpec
 from ..spec.names import choices
 from ..tracebacks import one_line, user_lines
+from .choices import offer_ties
 from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .layout import lies_otherwise
 from .padding import expand_mask, rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
 from .state import training_modules
+from .thresholds import decided_lines
 from .writes import WriteWatch, in_place
 
 __all__ = ["blame_stand_ins", "check_observed_calls", "refuse_unused_rules", "tolerances_of"]
@@ -264,8 +268,14 @@ def check_observed_calls(
     tolerances: Tolerances,
     enter: Any,
     record: dict[str, Any],
+    comparisons: Sequence[Comparison] = (),
 ) -> None:
     """Run the program on every observed call and compare with what eager returned.
+
+    Parameters
+    ----------
+    comparisons:
+        What the capture decided by the sizes of its example, to name what a failure is due to.
 
     Raises
     ------
@@ -281,6 +291,9 @@ def check_observed_calls(
     compared: dict[str, bool] = {}
     for position, call in enumerate(graph.calls):
         what = f"call {position + 1} of {len(graph.calls)}" + (f" ({graph.name})" if graph.name else "")
+        decided = functools.partial(
+            decided_lines, comparisons, graph.example.sizes, graph.shapes.sizes.get(call.index, {})
+        )
         enter("run")
         try:
             arguments = graph.shapes.complete(call)
@@ -288,8 +301,9 @@ def check_observed_calls(
             raise RunError(error.message, details=error.details) from error
         try:
             ran = _run(session, arguments, what, RunError)
-        except RunError:
+        except RunError as error:
             blame_stand_ins(graph, tolerances)
+            error.details += decided([error.message])
             raise
         enter("compare")
         expected, got = add_writes(
@@ -314,7 +328,9 @@ def check_observed_calls(
             padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
             if padding:
                 details.extend(padding.splitlines())
+            details += offer_ties(session, results, expected, got, inputs, tolerances, where)
             details += lies_otherwise(inputs, _inputs_by_path(graph.example.arguments))
+            details += decided()
             raise CompareError(
                 f"{_summary(results, tolerances)} ({session.description} against eager), {what}",
                 details=details,

@@ -20,11 +20,13 @@ from ..runtimes.base import Session
 from ..spec import ModelSpec
 from ..spec.names import suggest
 from .captured import CapturedProgram
+from .choices import offer_ties
 from .compare import LeafComparison, Tolerances, table
-from .numbers import Leaves, _inputs_by_path, _only_padding, _run, _summary, add_writes
+from .numbers import Leaves, Ran, _inputs_by_path, _only_padding, _run, _summary, add_writes
+from .offered import passing_lists
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
-from .thresholds import Thresholds, decided_otherwise, find_thresholds
+from .thresholds import Thresholds, decided_lines, decided_otherwise, find_thresholds, sizes_text
 from .writes import WriteWatch
 
 __all__ = ["check_other_sizes", "refuse_unknown_sizes"]
@@ -33,20 +35,34 @@ __all__ = ["check_other_sizes", "refuse_unknown_sizes"]
 _KEPT_BYTES = 64 * 2**20
 
 
-def _sizes_text(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items())
-
-
 def _wanted(
     spec: ModelSpec, graph: GraphObservation, comparisons: Sequence[Comparison]
 ) -> tuple[list[dict[str, int]], Thresholds]:
     """(sizes to try, those of them that are due to comparisons)."""
-    if isinstance(spec.resize, Mapping):
-        return sizes_from_spec(graph.example, spec.resize), Thresholds()
-    others = other_sizes(graph.shapes, graph.example, graph.calls)
-    observed = [sizes for sizes in graph.shapes.sizes.values() if sizes.keys() == graph.example.sizes.keys()]
-    thresholds = find_thresholds(comparisons, graph.shapes, graph.example, [*observed, *others])
-    return [*others, *thresholds.sizes], thresholds
+    example, listed = graph.example, _listed(spec)
+
+    def is_allowed(sizes: Mapping[str, int]) -> bool:
+        return all(sizes[name] in (example.sizes[name], *given) for name, given in listed.items())
+
+    first = sizes_from_spec(example, listed) if listed else []
+    if example.sizes.keys() <= listed.keys():
+        return first, Thresholds()
+    # A list is about its own symbols: the others are tried as without it.
+    others = [
+        sizes
+        for sizes in other_sizes(graph.shapes, example, graph.calls)
+        if is_allowed(sizes) and sizes not in first
+    ]
+    observed = [sizes for sizes in graph.shapes.sizes.values() if sizes.keys() == example.sizes.keys()]
+    known = [*observed, *first, *others]
+    about = [comparison for comparison in comparisons if not listed.keys() >= {*comparison.names}]
+    thresholds = find_thresholds(about, graph.shapes, example, known, is_allowed)
+    return [*first, *others, *thresholds.sizes], thresholds
+
+
+def _listed(spec: ModelSpec) -> Mapping[str, Sequence[int]]:
+    """The sizes that the spec gives, by symbol."""
+    return spec.resize if isinstance(spec.resize, Mapping) else {}
 
 
 def refuse_unknown_sizes(spec: ModelSpec, graph: GraphObservation) -> None:
@@ -58,8 +74,7 @@ def refuse_unknown_sizes(spec: ModelSpec, graph: GraphObservation) -> None:
         The graph has no such symbol.
     """
     symbols = graph.shapes.symbols
-    listed = spec.resize if isinstance(spec.resize, Mapping) else {}
-    unknown = [name for name in listed if name not in symbols]
+    unknown = [name for name in _listed(spec) if name not in symbols]
     if unknown:
         line, column = spec.location("resize", unknown[0])
         named = ", ".join(name + suggest(name, symbols) for name in unknown)
@@ -103,7 +118,7 @@ def _ask(
     shapes:
         What the sizes are of, if not of the graph's own.
     """
-    key = ("sizes", _sizes_text(sizes))
+    key = ("sizes", sizes_text(sizes))
     if share and key in graph.answers:
         known: _Answer = graph.answers[key]
         return known
@@ -160,6 +175,8 @@ def check_other_sizes(
     """
     if spec.resize == "off":
         return
+    listed = _listed(spec)
+    of_spec = sizes_from_spec(graph.example, listed) if listed else []
     wanted, thresholds = _wanted(spec, graph, comparisons)
     passed: list[str] = []
     taken: list[Mapping[str, int]] = []
@@ -168,12 +185,30 @@ def check_other_sizes(
         "passed": passed,
         "refused_by_eager": refused,
         "relations": [],
-        "thresholds": [_sizes_text(sizes) for sizes in thresholds.sizes],
+        "thresholds": [sizes_text(sizes) for sizes in thresholds.sizes],
         "not_tried": thresholds.not_tried,
     }
     record["resize"] = noted
+
+    def judge(answer: _Answer, ran: Ran, text: str) -> list[LeafComparison]:
+        both = add_writes(session, answer.expected, ran, answer.arguments, answer.by_eager)
+        eager = MovedEager(graph.target, functools.partial(dict, answer.arguments))
+        return _judge(spec, session, tolerances, answer.arguments, *both, text, eager)
+
+    def passes(sizes: Mapping[str, int]) -> bool:
+        if sizes in taken:
+            return True
+        try:
+            answer = _ask(graph, sizes, share)
+            if answer.refusal:
+                return False
+            judge(answer, _run(session, answer.arguments, "them", ResizeError), "")
+        except Exception:
+            return False
+        return True
+
     for sizes in wanted:
-        text = _sizes_text(sizes)
+        text = sizes_text(sizes)
         try:
             answer = _ask(graph, sizes, share)
         except Exception as error:
@@ -182,54 +217,64 @@ def check_other_sizes(
         if answer.refusal:
             refused.append(f"{text}: {answer.refusal}")
             continue
-        arguments, expected, by_eager = answer.arguments, answer.expected, answer.by_eager
+        arguments, expected = answer.arguments, answer.expected
         noted["failed"] = text
         ran = None
         try:
             ran = _run(session, arguments, f"sizes {text}, which eager accepts", ResizeError)
-            both = add_writes(session, expected, ran, arguments, by_eager)
-            eager = MovedEager(graph.target, functools.partial(dict, arguments))
-            results = _judge(spec, session, tolerances, arguments, *both, text, eager)
-            note_rounding(record, results, f"sizes {text}")
+            note_rounding(record, judge(answer, ran, text), f"sizes {text}")
         except ComparisonError:
             raise
         except ExportCheckError as error:
             if captured is not None:
                 error.details += captured.at(arguments, expected)
-            decided = decided_otherwise(comparisons, graph.example.sizes, sizes)
-            error.details += [
-                f"decided at {_sizes_text(graph.example.sizes)}, and otherwise here: {comparison}"
-                for comparison in decided[:5]
-            ]
-            if ran is None and not isinstance(spec.resize, Mapping):
-                error.details.append(_offer(spec, graph, taken))
+            said = [error.message, *error.details]
+            error.details += decided_lines(comparisons, graph.example.sizes, sizes, said)
+            if ran is None and sizes not in of_spec:
+                error.details += _offer(spec, graph, wanted, passes)
             raise
         del noted["failed"]
         passed.append(text)
         taken.append(sizes)
-    if not isinstance(spec.resize, Mapping):
-        for relation in graph.shapes.thin:
+    for relation in graph.shapes.thin:
+        if not listed.keys() & {relation.symbol, *relation.dim.names}:
             _break(spec, graph, session, tolerances, relation, watched(relation), record)
-    if isinstance(spec.resize, Mapping) and not passed:
+    if of_spec and not any(sizes in of_spec for sizes in taken):
         # Sizes that a person wrote down and nothing was checked at: a mistake in the spec, no pass.
         raise ResizeError("eager refuses every size that resize lists: nothing was checked", details=refused)
 
 
-def _offer(spec: ModelSpec, graph: GraphObservation, taken: Sequence[Mapping[str, int]]) -> str:
+def _offer(
+    spec: ModelSpec,
+    graph: GraphObservation,
+    wanted: Sequence[Mapping[str, int]],
+    passes: Callable[[Mapping[str, int]], bool],
+) -> list[str]:
     """How the spec says which sizes there are, where the program refuses one that eager takes.
 
     Not where it gives other numbers: nobody would notice.
     """
-    example = graph.example.sizes
-    listed = []
-    for symbol, size in example.items():
-        others = dict.fromkeys(sizes[symbol] for sizes in taken if sizes[symbol] not in (0, 1, size))
-        seen = dict.fromkeys(sizes[symbol] for sizes in graph.shapes.sizes.values() if symbol in sizes)
-        listed.append(f"{symbol}: [{', '.join(map(str, sorted([*others][-2:] or seen)))}]")
-    return (
-        f"if nobody gives such sizes, say in {spec.relative} which there are: "
-        f"resize: {{{', '.join(listed)}}} (these and no others; resize: off tries none)"
-    )
+    example, listed = graph.example.sizes, _listed(spec)
+    candidates = {
+        symbol: list(
+            dict.fromkeys(
+                [
+                    *listed.get(symbol, ()),
+                    *(sizes[symbol] for sizes in graph.shapes.sizes.values() if symbol in sizes),
+                    *(sizes[symbol] for sizes in wanted if symbol not in listed),
+                ]
+            )
+        )
+        for symbol in example
+    }
+    found = passing_lists(example, candidates, passes)
+    if not found:
+        return []
+    text = ", ".join(f"{symbol}: [{', '.join(map(str, sizes))}]" for symbol, sizes in found.items())
+    return [
+        f"if nobody gives such sizes, say in {spec.relative} which there are: resize: {{{text}}} (every "
+        "combination of these was tried and passes; they and no others are tried then, with resize: off none)"
+    ]
 
 
 def _axis_text(axes: Sequence[tuple[str, int]]) -> str:
@@ -262,7 +307,7 @@ def _break(
         # 1 is broadcast; and what keeps to the relation was tried before.
         if sizes[relation.symbol] in (0, 1, relation.dim.evaluate(sizes)):
             continue
-        text = f"{_sizes_text(sizes)} ({relation.symbol} is not {relation.dim})"
+        text = f"{sizes_text(sizes)} ({relation.symbol} is not {relation.dim})"
         answer = _ask(graph, sizes, False, shapes)
         if answer.refusal:
             noted["relations"].append(f"{text}: eager refuses: {answer.refusal}")
@@ -321,6 +366,7 @@ def _judge(
     padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
     if padding:
         details.extend(padding.splitlines())
+    details += offer_ties(session, results, expected, got, inputs, tolerances, where)
     raise ResizeError(
         f"{_summary(results, tolerances)} ({session.description} against eager) at sizes {text}, "
         "which no observed call had",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ from ..exporters.guards import Comparison
 from ..observe import ExportExample, GraphShapes
 from ..observe.resize import is_possible, smallest_sizes
 
-__all__ = ["MAX_SIZES", "Thresholds", "decided_otherwise", "find_thresholds"]
+__all__ = ["MAX_SIZES", "Thresholds", "decided_lines", "decided_otherwise", "find_thresholds", "sizes_text"]
 
 #: So many sizes are tried beside the others, those nearest to the example first.
 MAX_SIZES = 24
@@ -120,6 +120,7 @@ def find_thresholds(
     shapes: GraphShapes,
     example: ExportExample,
     known: Sequence[Mapping[str, int]],
+    is_allowed: Callable[[Mapping[str, int]], bool] = lambda sizes: True,
 ) -> Thresholds:
     """Sizes just before, at, and just after each boundary of each comparison.
 
@@ -127,6 +128,8 @@ def find_thresholds(
     ----------
     known:
         Sizes of observed calls, and those that are tried anyway.
+    is_allowed:
+        Whether the spec leaves sizes to be tried.
     """
     smallest = {name: size for name, size in smallest_sizes(shapes).items() if name in example.sizes}
     largest = {name: 2 * max(sizes[name] for sizes in (*known, example.sizes)) + 1 for name in example.sizes}
@@ -147,7 +150,7 @@ def find_thresholds(
     done = {_key(sizes) for sizes in (*known, example.sizes)}
     chosen: list[dict[str, int]] = []
     for each in candidates:
-        if _key(each.sizes) in done or not _is_valid(each, shapes, smallest):
+        if _key(each.sizes) in done or not (_is_valid(each, shapes, smallest) and is_allowed(each.sizes)):
             continue
         done.add(_key(each.sizes))
         reason = _too_large(each, shapes) or (f"more than {MAX_SIZES}" if len(chosen) == MAX_SIZES else "")
@@ -177,6 +180,34 @@ def _too_large(candidate: _Candidate, shapes: GraphShapes) -> str:
         return "longer than what is tried"
     elements = sum(math.prod(shapes.dims(leaf.path, candidate.sizes)) for leaf in shapes.tensors())
     return "inputs too large" if elements > _MOST_ELEMENTS else ""
+
+
+def decided_lines(
+    comparisons: Sequence[Comparison],
+    example: Mapping[str, int],
+    sizes: Mapping[str, int],
+    refused: Sequence[str] = (),
+) -> list[str]:
+    """For the details of a failure at `sizes`: what was decided by those of the example, and where.
+
+    Parameters
+    ----------
+    refused:
+        What is said of the failure: where a guard is broken, and no line is known, who finds it.
+    """
+    if sizes.keys() != example.keys():
+        return []
+    decided = decided_otherwise(comparisons, example, sizes)
+    if not decided and any("Guard failed: " in line for line in refused):
+        return ["--diagnose names the line that asked for this guard"]
+    return [
+        f"decided at {sizes_text(example)}, and otherwise here: {comparison}" for comparison in decided[:5]
+    ]
+
+
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """``batch=2, seq=7``."""
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def decided_otherwise(

@@ -164,6 +164,21 @@ CAUSES: tuple[Cause, ...] = (
         pattern=r"No ONNX function found for|Exporting the operator '[\w:]+' to ONNX opset version \d+ is",
     ),
     Cause(
+        "complex output",
+        "ONNX has no complex outputs: the exporter gives the real and the imaginary part on one more axis, "
+        "the last one",
+        "return torch.view_as_real(y) instead of y from the exported method (or from a wrapper of it, in the "
+        "factory of the spec); whoever uses the ONNX model gets these parts in any case",
+        pattern=r"complex(?:64|128)\s[^\n]*FAIL shape "
+        r"(?:(\d+(?:x\d+)*)x2 instead of \1|2 instead of scalar)(?![\dx])",
+    ),
+    Cause(
+        "complex input",
+        "ONNX Runtime takes no complex tensors",
+        "let the exported method take the parts, torch.view_as_real(x), and begin with torch.view_as_complex",
+        pattern=r"ONNX Runtime takes no torch\.complex",
+    ),
+    Cause(
         "no kernel in ONNX Runtime",
         "the graph is valid, and the execution provider has no kernel for an operator with this dtype",
         "cast around the operator, choose another opset_version, or another execution provider",

@@ -14,6 +14,7 @@ import functools
 import itertools
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -457,9 +458,13 @@ def _as_condition(expression: sympy.Basic, result: Any, held: bool = False) -> s
     return sympy.Eq(expression, sympy.sympify(result), evaluate=False)
 
 
+_LONG_FLOAT = re.compile(r"(?<![\w.])\d+\.\d{8,}(?:e[+-]?\d+)?")
+
+
 def _text(condition: sympy.Basic) -> str:
     try:
-        return str(PythonPrinter().doprint(condition))
+        # 0.5 is printed with all its digits.
+        return _LONG_FLOAT.sub(lambda m: repr(float(m[0])), str(PythonPrinter().doprint(condition)))
     except Exception:
         # torch has functions of sizes for which this printer has no text.
         return str(condition)

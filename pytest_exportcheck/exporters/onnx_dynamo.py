@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from .capture_cache import KeptCapture
 from .rnn import onnx_loops
 from .tables import shared_tables
 
-__all__ = ["OnnxDynamo", "capture", "graph_outputs", "match_inputs", "refuse_other_opset"]
+__all__ = ["OnnxDynamo", "capture", "graph_outputs", "match_inputs", "quiet_logs", "refuse_other_opset"]
 
 
 def capture(request: ExportRequest) -> torch.export.ExportedProgram:
@@ -152,7 +153,7 @@ def _converted(
     options = dict(request.options)
     if table:
         options.setdefault("custom_translation_table", table)
-    with warnings.catch_warnings(), shared_tables(request.share):
+    with warnings.catch_warnings(), quiet_logs(), shared_tables(request.share):
         # Harmless, one per axis and per export: a name that another axis of the same size took already.
         warnings.filterwarnings("ignore", message="# The axis name")
         warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
@@ -170,6 +171,34 @@ def _converted(
         if request.mode is not None:
             request.mode.after_convert(onnx_program)
     return onnx_program
+
+
+@contextlib.contextmanager
+def quiet_logs() -> Iterator[None]:
+    """Leave out what torch.onnx and onnxscript log of every export of a kind, and nobody can act upon.
+
+    A custom translation takes functions or lists that have no ONNX type (torch 2.13 logs a line of each, and
+    dispatches to it as it should); a node that is not folded is no fault of a model.
+    """
+    loggers = [logging.getLogger(name) for name in _NOISY]
+    for logger in loggers:
+        logger.addFilter(_says_something)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_says_something)
+
+
+def _says_something(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(("Failed to infer the signature", "Skipping constant"))
+
+
+_NOISY = (
+    "torch.onnx._internal.exporter._registration",
+    "torch.onnx._internal.exporter._core",
+    "onnxscript.optimizer._constant_folding",
+)
 
 
 def _settings(request: ExportRequest) -> str:

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from ..pytrees.registration import without_our_flattening
 from .base import Exported, ExportRequest, keywords_of
-from .onnx_dynamo import refuse_other_opset
+from .onnx_dynamo import quiet_logs, refuse_other_opset
 from .tables import shared_tables
 
 __all__ = ["TransformersOnnx"]
@@ -114,7 +114,7 @@ class TransformersOnnx:
         @contextlib.contextmanager
         def theirs() -> Iterator[None]:
             # Its own registration has other leaves than ours for sliding layers, and its names count on it.
-            with warnings.catch_warnings(), torch.no_grad(), without_our_flattening():
+            with warnings.catch_warnings(), quiet_logs(), torch.no_grad(), without_our_flattening():
                 # "tested with torch 2.12": the verdict is what counts here.
                 warnings.simplefilter("ignore")
                 register_cache_pytrees_for_model(request.model)

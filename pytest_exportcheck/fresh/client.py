@@ -216,6 +216,7 @@ class FreshProcesses:
             kind, error, message_ = "crash", "CrashError", describe_exit(status)
         # What it said before it had a file of its own, or where that was closed, is in the server's.
         details = tuple(_last_lines(stderr) or _last_lines(server.said_since(said)))
+        stderr = _without_frames(stderr)
         if status == LOST_CLIENT and details:
             message_ += f": {details[-1].strip()}"
         return Outcome(Failure(kind, stage, error, message_, details), {}, stdout, stderr)
@@ -380,15 +381,26 @@ def _read_end(file: Path) -> str:
         return ""
 
 
+#: How the frames begin that a signal or a time limit leaves.
+_FRAMES = ("Fatal Python error", "Timeout (")
+
+
 def _last_lines(stderr: str) -> list[str]:
     """The last lines, or the innermost frames of the traceback that a signal or a time limit left."""
     lines = [line for line in stderr.splitlines() if line.strip()]
     for at in range(len(lines) - 1, -1, -1):
-        if lines[at].startswith(("Fatal Python error", "Timeout (")):
+        if lines[at].startswith(_FRAMES):
             shown = [line for line in lines[at:] if not line.startswith("Extension modules:")]
             ours = next((i for i, line in enumerate(shown) if _WORK in line), len(shown))
             return shown[:ours][:_SHOWN_LINES]
     return lines[-_SHOWN_LINES:]
+
+
+def _without_frames(stderr: str) -> str:
+    """What was said before the frames at the end, which the failure shows already."""
+    lines = stderr.splitlines(keepends=True)
+    starts = [at for at, line in enumerate(lines) if line.startswith(_FRAMES)]
+    return "".join(lines[: starts[-1]]) if starts else stderr
 
 
 def describe_exit(status: int | None) -> str:

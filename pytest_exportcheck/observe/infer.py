@@ -94,7 +94,7 @@ def _check_constant(path: str, values: dict[int, Any]) -> Any:
         text = "; ".join(f"{value!r} in {_call_text(indices)}" for value, indices in groups)
         raise ConstantsDiffer(
             f"argument {path} is a constant that differs between calls ({text}): "
-            "it would be baked into the graph",
+            "it would be baked into the graph" + _as_an_input([value for value, _ in groups]),
             details=[
                 "pin it in the calls, or give each value a graph of its own, for instance",
                 "  observe: {graphs: {"
@@ -103,6 +103,15 @@ def _check_constant(path: str, values: dict[int, Any]) -> Any:
             ],
         )
     return groups[0][0]
+
+
+def _as_an_input(values: Sequence[Any]) -> str:
+    """A float can be a tensor instead; an integer may make a shape or a branch, which no tensor serves."""
+    if not all(type(value) is float for value in values):
+        return ""
+    return (
+        f"; as a 0-d tensor (torch.tensor({values[0]!r}), in a spec float32[]) it is an input of the program"
+    )
 
 
 def _union(values: Sequence[Any]) -> Any:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..plurals import counted
 from .compare import Change, Comparison
@@ -14,7 +16,13 @@ from .record import json_ready
 __all__ = ["as_json", "as_markdown", "as_text"]
 
 #: Order and headings of the effects.
-_HEADINGS = {"worse": "Got worse", "better": "Got better", "other": "Changed"}
+_HEADINGS = {"worse": "Got worse", "better": "Got better", "other": "Changed otherwise"}
+
+#: A longer text is cut where nothing is to be done about it: a change for the better, or for neither.
+_LONGEST_TEXT = 160
+
+#: Nor are more lines of cases shown there; Markdown and JSON have all of them.
+_MOST_LINES = 3
 
 #: Longer lists of cases that only one run has are cut.
 _MOST_NAMES = 10
@@ -27,14 +35,15 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_text(comparison: Comparison) -> str:
-    """For a terminal: what got worse first."""
+    """For a terminal: whether anything got worse, then what and why."""
     lines = [f"exportcheck compare: {comparison.before} -> {comparison.after}"]
     lines += [f"  {package}" for package in comparison.packages] or ["  the same packages"]
+    lines += ["", _headline(comparison)]
     for effect, heading in _HEADINGS.items():
-        changes = comparison.of(effect)
-        if changes:
-            lines += ["", f"{heading} ({len(changes)}):"]
-            lines += _by_case(changes)
+        groups = _groups(comparison.of(effect))
+        if groups:
+            lines += ["", f"{_heading(heading, groups)}:"]
+            lines += [line for text, cases in groups.items() for line in _group(text, cases, effect)]
     for what, names in _missing(comparison):
         lines += ["", f"{what} ({len(names)}):", *(f"  {name}" for name in names[:_MOST_NAMES])]
         if len(names) > _MOST_NAMES:
@@ -43,17 +52,86 @@ def as_text(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _by_case(changes: list[Change]) -> Iterator[str]:
-    """The changes of each case; cases of which the same is said, such as a renamed output, together."""
-    texts: dict[str, list[str]] = {}
+def _headline(comparison: Comparison) -> str:
+    """The answer to what an upgrade broke."""
+    count = {effect: len(_cases(comparison.of(effect))) for effect in _HEADINGS}
+    if comparison.worse:
+        reasons = len(_groups(comparison.of("worse")))
+        first = f"{counted(count['worse'], 'case')} got worse, for {counted(reasons, 'reason')}"
+    else:
+        first = "Nothing got worse"
+    more = [f"{count['better']} got better"] if count["better"] else []
+    return ", ".join([first, *more, f"{comparison.unchanged} unchanged"])
+
+
+def _heading(heading: str, groups: Mapping[str, list[str]]) -> str:
+    cases = len({case for names in groups.values() for case in names})
+    several = f", {len(groups)} kinds" if 1 < len(groups) < cases else ""
+    return f"{heading} ({cases}{several})"
+
+
+def _cases(changes: Sequence[Change]) -> set[str]:
+    return {change.case for change in changes}
+
+
+def _groups(changes: Sequence[Change]) -> dict[str, list[str]]:
+    """What is said -> the cases of which it is said, those of the most cases first.
+
+    Told together is what differs in nothing but the name of the spec, which then reads ``NAME``.
+    """
+    found: dict[str, list[Change]] = {}
     for change in changes:
-        texts.setdefault(change.case, []).append(f"    {change.text}")
-    together: dict[tuple[str, ...], list[str]] = {}
-    for case, said in texts.items():
-        together.setdefault(tuple(said), []).append(f"  {case}")
-    for lines, cases in together.items():
-        yield from cases
-        yield from lines
+        found.setdefault(_without_name(change), []).append(change)
+    groups = {
+        # With its own name, where there is one only.
+        (text if len({change.text for change in same}) > 1 else same[0].text): [each.case for each in same]
+        for text, same in found.items()
+    }
+    return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
+
+
+def _without_name(change: Change) -> str:
+    """The text of a change, without the name of the spec and the line in it."""
+    spec = change.case.partition(" [")[0]
+    name = spec.rpartition("/")[2]
+    text = re.sub(rf"{re.escape(spec)}(?::\d+)*", spec.removesuffix(name) + "NAME.yaml", change.text)
+    return text.replace(f"__shapes__/{name}", "__shapes__/NAME.yaml")
+
+
+def _group(text: str, cases: list[str], effect: str) -> list[str]:
+    shown = text if effect == "worse" else _cut(text)
+    if len(cases) == 1:
+        return [f"  {cases[0]}", f"    {shown}"]
+    lines = _folded(cases)
+    if effect != "worse" and len(lines) > _MOST_LINES + 1:
+        lines[_MOST_LINES:] = ["..."]
+    return [f"  {len(cases)} cases: {shown}", *(f"    {line}" for line in lines)]
+
+
+def _cut(text: str) -> str:
+    """What needs no work is told in one line."""
+    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 4].rstrip()} ..."
+
+
+def _folded(cases: Sequence[str]) -> list[str]:
+    """Names of cases: specs of which the same cases are meant in one line."""
+    by_spec: dict[str, list[str]] = {}
+    for case in cases:
+        spec, _, rest = case.partition(" ")
+        by_spec.setdefault(spec, []).append(rest)
+    by_rest: dict[tuple[str, ...], list[str]] = {}
+    for spec, rests in by_spec.items():
+        by_rest.setdefault(tuple(rests), []).append(spec)
+    lines = []
+    for which, specs in by_rest.items():
+        if len(specs) == 1 and len(which) <= 2:
+            lines += [f"{specs[0]} {rest}" for rest in which]
+            continue
+        text = f"{', '.join(specs)} {' '.join(which)}"
+        lines += textwrap.wrap(
+            text, 100, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    return lines
 
 
 def as_markdown(comparison: Comparison) -> str:
@@ -61,18 +139,30 @@ def as_markdown(comparison: Comparison) -> str:
     verdict = "something got worse" if comparison.worse else "nothing got worse"
     lines = [f"## exportcheck compare: {verdict}", ""]
     lines += [f"- {markdown_cell(package)}" for package in comparison.packages] or ["- the same packages"]
+    lines += ["", f"{markdown_cell(_headline(comparison))}."]
     for effect, heading in _HEADINGS.items():
-        changes = comparison.of(effect)
-        if changes:
-            lines += ["", f"### {heading}", "", "| case | what | change |", "|---|---|---|"]
-            lines += [
-                f"| {markdown_cell(change.case)} | {change.kind} | {markdown_cell(change.text)} |"
-                for change in changes
-            ]
+        groups = _groups(comparison.of(effect))
+        if groups:
+            lines += ["", f"### {_heading(heading, groups)}", ""]
+            lines += [line for text, cases in groups.items() for line in _item(text, cases, effect)]
     for what, names in _missing(comparison):
-        lines += ["", f"### {what}", "", *(f"- {markdown_cell(name)}" for name in names)]
+        lines += ["", f"### {what}", "", *(f"- {markdown_cell(name)}" for name in names[:_MOST_NAMES])]
+        if len(names) > _MOST_NAMES:
+            lines.append(f"- and {len(names) - _MOST_NAMES} more")
     lines += ["", markdown_cell(_summary(comparison))]
     return "\n".join(lines) + "\n"
+
+
+def _item(text: str, cases: list[str], effect: str) -> list[str]:
+    """One thing that is said, and behind a click the cases, if there are many."""
+    shown = markdown_cell(text if effect == "worse" else _cut(text))
+    if len(cases) == 1:
+        return [f"- {markdown_cell(cases[0])}: {shown}"]
+    names = [f"  {markdown_cell(line)}  " for line in _folded(cases)]
+    if effect == "worse" or len(cases) <= 3:
+        return [f"- **{len(cases)} cases**: {shown}  ", *names]
+    summary = f"  <details><summary>{len(cases)} cases</summary>"
+    return [f"- {shown}", "", summary, "", *names, "", "  </details>", ""]
 
 
 def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
@@ -89,7 +179,8 @@ def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
 
 
 def _summary(comparison: Comparison) -> str:
-    counts = ", ".join(f"{len(comparison.of(effect))} {effect}" for effect in _HEADINGS)
+    words = {"worse": "worse", "better": "better", "other": "neither"}
+    counts = ", ".join(f"{len(comparison.of(effect))} {word}" for effect, word in words.items())
     bands = ", ".join(f"{name} {band:g}x" for name, band in comparison.bands.items())
     filtered = len(comparison.not_run)
     lost = len(comparison.only_before) - filtered

@@ -57,7 +57,12 @@ class Output(_Closed):
     dtype: Annotated[str, Field(description="Name of torch's dtype.")]
     reason: Annotated[str, Field(description="Why not, where it is no matter of numbers.")]
     max_abs: Annotated[Number, Field(description="Largest absolute error.")]
-    max_rel: Annotated[Number, Field(description="Largest relative error.")]
+    max_rel: Annotated[
+        Number,
+        Field(
+            description="Largest relative error where eager is not 0; inf: an element outside is 0 in eager."
+        ),
+    ]
     at: Annotated[list[int], Field(description="Index of the worst element.")]
     outside: Annotated[Number, Field(description="Share of elements outside the tolerance.")]
     would_need: Annotated[Number | None, Field(description="The atol with which it would pass.")]

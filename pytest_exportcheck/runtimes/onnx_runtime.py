@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..errors import RunError, SessionError
 from ..exporters.base import Exported
 from ..plurals import counted
 from ..pytrees import flatten_with_paths
+from .choices import Choice, chosen_outputs
 
 __all__ = ["OnnxRuntimeSession", "is_onnx", "onnx_input_dims", "provider_for"]
 
@@ -239,6 +241,7 @@ class OnnxRuntimeSession:
                 f"no node runs on the asked {provider}: "
                 + ", ".join(f"{count} on {name}" for name, count in nodes.items())
             )
+        chosen: dict[str, Choice] = described.pop("chosen")
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = [value.name for value in self._session.get_outputs()]
         if len(self._outputs) != len(exported.output_paths):
@@ -252,6 +255,13 @@ class OnnxRuntimeSession:
             "nodes_by_provider": nodes,
             "onnx_inputs": list(self._inputs),
             **described,
+        }
+        paths = dict(zip(self._outputs, exported.output_paths, strict=True))
+        names = {name: path for path, name in exported.input_names.items()} | paths
+        #: Path of an output that is chosen indices -> what chose them, and the path of what from.
+        self.choices = {
+            paths[name]: replace(choice, values=names.get(choice.values, ""))
+            for name, choice in chosen.items()
         }
 
     def _folder(self) -> Path:
@@ -323,7 +333,7 @@ def _nodes_by_provider(session: Any) -> dict[str, int]:
 
 
 def _describe(proto: Any) -> dict[str, Any]:
-    """Node count, operator histogram, opset and size of a ``ModelProto``, which is taken apart.
+    """Nodes, operators, opset, size and chosen indices of a ``ModelProto``, which is taken apart.
 
     The size leaves out what torch.onnx notes at each node of the source it comes from: the paths in it are as
     long as those of the machine.
@@ -338,6 +348,7 @@ def _describe(proto: Any) -> dict[str, Any]:
             node.ClearField("metadata_props")
             node.ClearField("doc_string")
     return {
+        "chosen": chosen_outputs(proto.graph),
         "nodes": len(proto.graph.node),
         "operators": dict(sorted(histogram.items())),
         "opset": opsets.get("", 0),

@@ -509,7 +509,8 @@ class ModelSpec(_Section):
     compare: dict[Text, CompareRule] = Field(default={}, description="By output path: how it is compared.")
     resize: Resize = Field(
         default="auto",
-        description="Sizes nobody showed the program: `auto`, `off`, or {symbol: [sizes]}.",
+        description="Sizes nobody showed the program: `auto`, `off`, or {symbol: [sizes]}; a symbol that is "
+        "not listed stays at `auto`.",
     )
     expect: Annotated[tuple[Expectation, ...], _Tuple] = Field(
         default=(),

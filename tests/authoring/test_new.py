@@ -23,10 +23,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
     [
         ("llama", "AutoModelForCausalLM", ["generate:", "padded left 2", "cache.layers.*.keys"]),
         ("bert", "AutoModelForMaskedLM", ["forward:", "padded right 2"]),
-        ("t5", "AutoModelForSeq2SeqLM", ["generate:", "graphs:"]),
+        ("t5", "AutoModelForSeq2SeqLM", ["generate:", "graphs:", "batch_dims: true"]),
         ("vit", "AutoModelForImageClassification", ["pixel_values: float32[2, 3, 32, 32]"]),
+        # Two sizes of images that no call shows to be one.
+        ("resnet", "AutoModelForImageClassification", ["pixel_values: float32[2, 3, 64, 128]"]),
         ("wav2vec2", "AutoModelForCTC", ["input_values: float32[3, 4800]"]),
-        ("clip", "AutoModelForZeroShotImageClassification", ["input_ids", "pixel_values"]),
+        ("clip", "AutoModelForZeroShotImageClassification", ["input_ids: int64[2, 9]", "float32[4, 3"]),
         ("llava", "AutoModelForImageTextToText", ["generate:", "values [["]),
         ("mamba", "AutoModelForCausalLM", ["generate:"]),
         ("qwen2_vl", "AutoModelForImageTextToText", ["image_grid_thw", "mm_token_type_ids"]),
@@ -226,6 +228,14 @@ class Timed(nn.Module):
     def forward(self, sample, timestep):
         return self.conv(sample) + self.time(timestep[:, None])[:, :, None, None]
 
+class Translator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.source, self.target = nn.Embedding(50, 8), nn.Embedding(40, 8)
+    def forward(self, src: Tensor, tgt: Tensor, tgt_mask: torch.BoolTensor):
+        own = self.target(tgt) * tgt_mask[..., None]
+        return own @ self.source(src).transpose(1, 2)
+
 class Mapped(nn.Module):
     def __init__(self):
         super().__init__()
@@ -257,6 +267,10 @@ def drafted(tmp_path: Path, name: str) -> Draft:
                 "scale": 0.5,
             },
         ),
+        (
+            "Translator",
+            {"src": "int64[2, 5] < 50", "tgt": "int64[2, 9] < 40", "tgt_mask": "bool[2, 9] = true"},
+        ),
         ("Digits", {"x": "float32[2, 1, 28, 28]"}),
         ("Text", {"idx": "int64[2, 4] < 65"}),
         ("Recurrent", {"x": "float32[9, 2, 6]", "mask": "bool[2, 9] = true"}),
@@ -271,6 +285,23 @@ def test_calls_of_a_factory_by_its_layers(tmp_path: Path, name: str, first: dict
     assert calls[0]["forward"] == first
     assert calls[1]["forward"].keys() == first.keys()
     assert calls[1] != calls[0]
+
+
+def test_a_draft_of_a_source_and_a_target_gives_them_lengths_of_their_own(tmp_path: Path) -> None:
+    made = drafted(tmp_path, "Translator")
+    assert made.text is not None
+    run = SpecRun(parse_spec(made.text, tmp_path / "spec.yaml"))
+    (graph,) = run.observe("cpu", "float32").graphs.values()
+    run.close()
+    assert graph.shapes.warnings == []
+    dims = {leaf.path: str(leaf.dims[1]) for leaf in graph.shapes.tensors()}
+    assert dims["src"] != dims["tgt"] == dims["tgt_mask"]
+
+
+def test_an_input_without_a_batch_keeps_a_draft_from_calling_it_one(tmp_path: Path) -> None:
+    made = drafted(tmp_path, "Recurrent")
+    assert made.text is not None
+    assert "batch_dims" not in made.text
 
 
 @pytest.mark.parametrize(

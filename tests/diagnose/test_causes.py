@@ -170,3 +170,20 @@ def test_every_row_is_whole() -> None:
         assert not cause.link or cause.link.startswith("https://")
         assert cause.lines()[0].startswith("known cause (")
         assert set(cause.to_record()) == {"name", "sentence", "remedy", "link"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ("output  2x8    complex64    0%   FAIL shape 2x8x2 instead of 2x8", ["complex output"]),
+        ("output  scalar  complex128  0%   FAIL shape 2 instead of scalar", ["complex output"]),
+        ("output  2x8    complex64    0%   FAIL shape 2x8x2 instead of 2x8x3", []),
+        ("output  2x8    complex64    0%   FAIL shape 2x9 instead of 2x8", []),
+        ("output  2x8    float32      0%   FAIL shape 2x8x2 instead of 2x8", []),
+        ("input x: ONNX Runtime takes no torch.complex64", ["complex input"]),
+    ],
+)
+def test_complex_values_have_a_remedy(row: str, expected: list[str]) -> None:
+    causes = causes_of_text(row, "compare", "float32", fresh=False)
+    assert [cause.name for cause in causes] == expected
+    assert all("torch.view_as_real" in cause.remedy for cause in causes)

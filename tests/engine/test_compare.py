@@ -397,7 +397,7 @@ def test_the_table_reads_like_the_documentation() -> None:
         "5.0e-01",
         "[0,",
         "0]",
-        "0.0e+00",
+        "inf",
         "100.0%",
         "atol",
         "5.1e-01",
@@ -409,7 +409,7 @@ def test_the_table_reads_like_the_documentation() -> None:
 
 
 def test_many_rows_show_the_failures() -> None:
-    x = torch.zeros(1)
+    x = torch.ones(1)
     expected = [(f"y{k}", x) for k in range(40)]
     got = [(f"y{k}", x + (k == 37)) for k in range(40)]
     lines = table(compare_leaves(expected, got, DEFAULT))
@@ -441,3 +441,30 @@ def test_an_output_that_was_cast_up_is_as_exact_as_what_it_was_computed_from() -
     assert one(expected.double(), expected.double() + 1e-6, Tolerances(computed_in=torch.float32)).ok
     # What a spec says is taken as it is.
     assert not one(expected, got, Tolerances(atol=1e-5, rtol=0.0, computed_in=torch.float16)).ok
+
+
+def test_a_relative_error_at_a_zero_of_eager_is_infinite_and_told() -> None:
+    # The largest relative error elsewhere is within the tolerance, and alone would contradict `outside`.
+    result = one(t(0.0, 0.0, 2.0, 0.0), t(0.5, 0.25, 2.0, 0.0))
+    assert (result.max_rel, result.outside) == (INF, 0.5)
+    lines = table([result])
+    assert " inf " in lines[1]
+    assert "y: 2 of 2 elements outside are 0 in eager" in lines[2]
+    assert "(elsewhere max rel 0.0e+00)" in lines[2]
+
+
+def test_an_error_within_the_tolerance_at_a_zero_of_eager_is_not_infinite() -> None:
+    result = one(t(0.0, 2.0), t(1e-7, 2.0 + 1e-4))
+    assert result.ok
+    assert math.isfinite(result.max_rel)
+    assert not result.note
+    # Nor does it count where it is not compared.
+    result = one(t(0.0, 2.0), t(1.0, 3.0), where=torch.tensor([False, True]))
+    assert result.max_rel == 0.5
+    assert "in eager" not in result.note
+
+
+@pytest.mark.parametrize(("expected", "got", "rel"), [([4, 2], [4, 3], 0.5), ([0, 2], [3, 2], INF)])
+def test_integers_have_a_relative_error(expected: list[int], got: list[int], rel: float) -> None:
+    result = one(t(*expected, dtype=torch.int64), t(*got, dtype=torch.int64))
+    assert (result.ok, result.max_rel) == (False, rel)

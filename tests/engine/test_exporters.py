@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from pytest_exportcheck.exporters.base import Exported, flat_forward, split_constants
+from pytest_exportcheck.exporters.onnx_dynamo import quiet_logs
 from pytest_exportcheck.exporters.rnn import fresh_dispatch
 from pytest_exportcheck.observe import CallSignature
 from pytest_exportcheck.pipeline import SpecRun
@@ -456,3 +458,16 @@ def test_a_pass_is_about_the_opset_that_was_asked_for(tmp_path: Path, opset: int
         assert error.message.startswith(
             "opset_version: 999 was asked for, and torch.onnx made a model of opset "
         )
+
+
+def test_what_torch_logs_of_every_conversion_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """A filter of the message: other warnings of the same loggers, and those of later exports, stay."""
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    core = logging.getLogger("torch.onnx._internal.exporter._core")
+    with caplog.at_level(logging.WARNING):
+        with quiet_logs():
+            registration.warning("Failed to infer the signature for function '%s' because '%s'", "f", "no")
+            core.warning("Skipping constant argument %s", "x")
+            core.warning("a dtype is not known")
+        core.warning("Skipping constant argument %s", "y")
+    assert caplog.messages == ["a dtype is not known", "Skipping constant argument y"]

@@ -309,3 +309,12 @@ def test_a_batch_is_part_of_no_relation() -> None:
 
     shapes, _ = infer(forward, *(args(ids(b, s), f(b + s)) for b, s in ((2, 3), (3, 5), (4, 4))))
     assert rows(shapes) == {"input_ids": "int64[batch, seq]", "extra": "float32[extra_dim_0]"}
+
+
+def test_a_float_that_differs_may_be_a_tensor() -> None:
+    """Of an integer a shape may be made, for which a tensor is of no use."""
+    for pair, offered in (((1.5, 2.5), True), ((2, 3), False), ((1.5, 2), False)):
+        with pytest.raises(ObserveError, match="scale is a constant that differs") as caught:
+            infer(take, *(args(f(2), scale=value) for value in pair))
+        text = "as a 0-d tensor (torch.tensor(1.5), in a spec float32[]) it is an input of the program"
+        assert (text in caught.value.message) == offered

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pytest_exportcheck.checks import thresholds
+from pytest_exportcheck.checks.offered import MOST_RUNS, passing_lists
 from pytest_exportcheck.checks.thresholds import decided_otherwise, find_thresholds
 from pytest_exportcheck.exporters import guards
 from pytest_exportcheck.exporters.base import ExportRequest, dynamic_arguments
@@ -339,7 +340,8 @@ def test_a_guard_of_an_exported_program_on_a_dynamic_axis_is_a_failure(tmp_path:
         stage, error, _ = verdict(make_run(tmp_path, DOUBLED), exporter)
         assert stage == "resize"
         assert "the ExportedProgram fails on sizes x_dim_0=4, x_dim_1=33, which eager accepts" in str(error)
-        offered = "which there are: resize: {x_dim_0: [3, 9], x_dim_1: [3, 19]} ("
+        # All that was tried and passes: on this side of the threshold.
+        offered = "which there are: resize: {x_dim_0: [1, 2, 3, 4, 9], x_dim_1: [1, 2, 3, 5, 9, 19, 32]} ("
         assert f"if nobody gives such sizes, say in net.yaml {offered}" in "\n".join(error.details)
         assert "Guard failed" in str(error)
         assert "x_dim_1 > 32 (" in str(error)
@@ -389,14 +391,70 @@ def test_a_branch_that_changes_nothing_passes(tmp_path: Path) -> None:
     assert record["resize"]["thresholds"] == [f"x_dim_0=4, x_dim_1={n}" for n in (33, 32, 34)]
 
 
-def test_sizes_of_the_spec_replace_all_others(tmp_path: Path) -> None:
+def test_sizes_of_the_spec_replace_all_others_of_their_symbols(tmp_path: Path) -> None:
+    run = make_run(tmp_path, DOUBLED, "resize: {x_dim_0: [4, 6], x_dim_1: [7, 30]}\n")
+    stage, error, record = verdict(run, "onnx-dynamo")
+    assert stage == "pass", error
+    assert record["resize"]["passed"] == [
+        f"x_dim_0={first}, x_dim_1={second}" for first in (4, 6) for second in (7, 30)
+    ]
+    # Of the other symbol nothing was said: it is tried as ever.
     run = make_run(tmp_path, DOUBLED, "resize: {x_dim_1: [7, 30]}\n")
     stage, error, record = verdict(run, "onnx-dynamo")
     assert stage == "pass", error
-    assert record["resize"]["passed"] == ["x_dim_0=4, x_dim_1=7", "x_dim_0=4, x_dim_1=30"]
+    passed = record["resize"]["passed"]
+    assert passed[:2] == ["x_dim_0=4, x_dim_1=7", "x_dim_0=4, x_dim_1=30"]
+    tried = {tuple(int(part.split("=")[1]) for part in text.split(", ")) for text in passed}
+    assert {first for first, _ in tried} == {1, 2, 3, 4, 9}
+    assert {second for _, second in tried} <= {7, 9, 30}, "9 is the example's"
     stage, error, record = verdict(make_run(tmp_path, DOUBLED, "resize: off\n"), "onnx-dynamo")
     assert stage == "pass", error
     assert "resize" not in record
+
+
+def test_a_list_for_one_symbol_hides_no_branch_on_another(tmp_path: Path) -> None:
+    source = DOUBLED.replace("x.shape[1] > 32", "x.shape[0] > 20")
+    stage, error, record = verdict(make_run(tmp_path, source, "resize: {x_dim_1: [7, 30]}\n"), "onnx-dynamo")
+    assert stage == "resize"
+    assert record["resize"]["failed"].startswith("x_dim_0=21")
+    # The lists of the spec stay in what a refusal offers.
+    stage, error, _ = verdict(make_run(tmp_path, source, "resize: {x_dim_1: [7, 30]}\n"), "torch-export")
+    assert stage == "resize"
+    (line,) = (line for line in error.details if line.startswith("if nobody gives such sizes"))
+    assert "x_dim_0: [1, 2, 3, 4, 9, 20], x_dim_1: [5, 7, 9, 30]" in line
+    # A size that the spec itself names is no mistake of its list.
+    _, error, _ = verdict(make_run(tmp_path, DOUBLED, "resize: {x_dim_1: [40]}\n"), "torch-export")
+    assert not [line for line in error.details if "nobody gives" in line]
+
+
+def test_a_failure_of_an_observed_call_has_the_line_that_decided(tmp_path: Path) -> None:
+    """The line of code is in what was watched: no diagnosis is needed for it."""
+    source = DOUBLED.replace("if x.shape[1] > 32:", "if int(x.shape[1] * 0.5) > 3:")
+    for exporter, expected in (("torch-export", "run"), ("onnx-dynamo", "compare")):
+        stage, error, _ = verdict(make_run(tmp_path, source), exporter)
+        assert stage == expected, error
+        (line,) = {line for line in error.details if "and otherwise here" in line and "0.5*" in line}
+        assert "net.py:8: if int(x.shape[1] * 0.5) > 3:" in line
+        assert "0.50000" not in line
+
+
+def test_known_passing_sizes_pass_in_every_combination() -> None:
+    asked: list[dict[str, int]] = []
+
+    def passes(sizes: Mapping[str, int]) -> bool:
+        asked.append(dict(sizes))
+        return sizes["past"] + sizes["seq"] < 12 and sizes["seq"] != 5
+
+    candidates = {"past": [0, 4, 9, 30], "seq": [1, 5, 7, 8]}
+    found = passing_lists({"past": 3, "seq": 2}, candidates, passes)
+    assert found == {"past": [0, 3, 4, 9], "seq": [1, 2]}
+    assert len(asked) == len({tuple(each.items()) for each in asked}) <= MOST_RUNS
+    assert passing_lists({"past": 30, "seq": 2}, candidates, passes) == {}
+    asked.clear()
+    many = {name: list(range(1, 40)) for name in "abc"}
+    found = passing_lists(dict.fromkeys("abc", 2), many, lambda sizes: asked.append(dict(sizes)) is None)
+    assert len(asked) <= MOST_RUNS
+    assert all(len(sizes) >= 3 for sizes in found.values())
 
 
 def test_a_model_that_remembers_sizes_is_made_anew_for_the_next_case(tmp_path: Path) -> None:

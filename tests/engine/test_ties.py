@@ -6,15 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 import torch
 
+from pytest_exportcheck.checks.choices import offer_ties
 from pytest_exportcheck.checks.compare import LeafComparison, Tolerances, compare_leaf
 from pytest_exportcheck.checks.padding import where_masks
 from pytest_exportcheck.checks.ties import Ties
 from pytest_exportcheck.errors import ObserveError
 from pytest_exportcheck.exporters.base import Exported, ExportRequest
 from pytest_exportcheck.exporters.registry import EXPORTERS
+from pytest_exportcheck.runtimes.choices import Choice, chosen_outputs
 
 from .helpers import make_run, verdict
 
@@ -209,3 +212,80 @@ def test_a_rule_about_nothing_is_a_mistake_in_the_spec(tmp_path: Path, extra: st
     stage, error, _ = verdict(make_run(tmp_path, TOPK, extra + "\n"), "torch-export")
     assert stage == "observe"
     assert message in str(error)
+
+
+# the offer
+
+_OFFER = "compare: {indices: {ties: scores}}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("exporter", ["onnx-dynamo", "onnx-torchscript"])
+def test_indices_that_select_equal_values_are_offered_their_rule(tmp_path: Path, exporter: str) -> None:
+    """ONNX Runtime orders equal scores otherwise than torch."""
+    stage, error, _ = verdict(make_run(tmp_path, TOPK, "resize: off\n", name="top"), exporter)
+    assert stage == "compare"
+    (line,) = (line for line in error.details if "ties" in line)
+    assert line.startswith("indices are the indices of a top-k or a sort of scores, and select equal values")
+    assert line.endswith(_OFFER)
+    # What is offered is right, and once it is there nothing is offered.
+    stage, error, _ = verdict(make_run(tmp_path, TOPK, _OFFER + "\n", name="ruled"), exporter)
+    assert stage == "pass", error
+    # Of values that are no output nothing is known: a person has to return them.
+    hidden = TOPK.replace('"scores": scores, ', "")
+    stage, error, _ = verdict(make_run(tmp_path, hidden, "resize: off\n", name="hidden"), exporter)
+    assert stage == "compare"
+    assert any(
+        "values that are no output" in line and "return the values too" in line for line in error.details
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wrong_indices_and_other_integers_are_offered_nothing(tmp_path: Path) -> None:
+    other = "(indices if torch.onnx.is_in_onnx_export() else indices.flip(1))"
+    wrong = TOPK.replace('"indices": indices', f'"indices": {other}')
+    counted = TOPK.replace(
+        '"indices": indices', f'"indices": {other.replace("indices", "(scores > 0).long()")}'
+    )
+    for name, source in (("wrong", wrong), ("counted", counted)):
+        stage, error, _ = verdict(make_run(tmp_path, source, "resize: off\n", name=name), "onnx-torchscript")
+        assert stage == "compare", name
+        assert not [line for line in error.details if "ties" in line], name
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([("ArgMax", "x", "y")], Choice("ArgMax", "x")),
+        ([("ArgMin", "x", "a"), ("Cast", "a", "b"), ("Squeeze", "b", "y")], Choice("ArgMin", "x")),
+        ([("Exp", "x", "s"), ("TopK", "s k", "v a"), ("Slice", "a", "y")], Choice("TopK", "")),
+        ([("Exp", "x", "s"), ("Identity", "s", "z"), ("TopK", "s k", "v y")], Choice("TopK", "z")),
+        ([("TopK", "x k", "y i")], None),
+        ([("ArgMax", "x", "a"), ("Add", "a a", "y")], None),
+        ([("NonZero", "x", "y")], None),
+        ([("Identity", "x", "y")], None),
+    ],
+)
+def test_chosen_indices_are_known_by_the_graph(
+    nodes: list[tuple[str, str, str]], expected: Choice | None
+) -> None:
+    made = [onnx.helper.make_node(kind, given.split(), out.split()) for kind, given, out in nodes]
+    info = [onnx.helper.make_tensor_value_info(name, 1, None) for name in "xyz"]
+    has_z = any(out == "z" for _, _, out in nodes)
+    graph = onnx.helper.make_graph(made, "g", info[:1], info[1 : 2 + has_z])
+    assert chosen_outputs(graph).get("y") == expected
+
+
+@pytest.mark.parametrize(("axis", "rule"), [(1, "{ties: s}"), (0, "{ties: s, axis: 0}")])
+def test_the_offer_has_the_axis_that_is_not_the_last(axis: int, rule: str) -> None:
+    scores = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
+    expected = scores.argmax(axis)
+    got = (scores.shape[axis] - 1 - scores.flip(axis).argmax(axis)).clone()
+    pairs = [[("s", scores), ("i", indices)] for indices in (expected, got)]
+    session: Any = SimpleNamespace(choices={"i": Choice("ArgMax", "s")})
+    results = [compare_leaf("i", expected, got, Tolerances())]
+    (line,) = offer_ties(session, results, *pairs, {}, Tolerances())
+    assert line.endswith(f"compare: {{i: {rule}}}")
+    assert offer_ties(session, results, *pairs, {}, Tolerances(), {"i"}) == []
+    lower = [pairs[0], [("s", scores), ("i", scores.argmin(axis))]]
+    assert offer_ties(session, results, *lower, {}, Tolerances()) == []

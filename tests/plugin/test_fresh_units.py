@@ -19,7 +19,7 @@ from pytest_exportcheck.errors import (
     StageTimeoutError,
     error_class,
 )
-from pytest_exportcheck.fresh.client import _last_lines, _read_end, describe_exit
+from pytest_exportcheck.fresh.client import _last_lines, _read_end, _without_frames, describe_exit
 from pytest_exportcheck.fresh.messages import (
     Failure,
     UnexpectedError,
@@ -132,6 +132,9 @@ def test_the_lines_that_say_where_a_process_died():
     shown = _last_lines("\n".join(["chatter"] * 30 + fault + ["Extension modules: a, b (total: 2)"]))
     assert shown[:3] == ["Fatal Python error: Aborted", "Thread 1:", '  File "m.py", line 0']
     assert len(shown) == 20
+    # The frames are in the failure: of the rest nothing is lost.
+    assert _without_frames("\n".join(["chatter"] * 2 + fault)) == "chatter\nchatter\n"
+    assert _without_frames("chatter\nmore") == "chatter\nmore"
     assert _last_lines("\n".join(f"line {n}" for n in range(30))) == [f"line {n}" for n in range(10, 30)]
 
 

@@ -332,3 +332,23 @@ def test_workers_share_the_gpus(project, monkeypatch):
     project.run("-n3").assert_outcomes(passed=12)
     assert (project.pytester.path / "gpu0").exists()
     assert (project.pytester.path / "gpu1").exists()
+
+
+def test_what_is_wrong_with_a_spec_is_shown_in_full_once(project):
+    """No exporter has to do with it; records and reports have all of it in each case."""
+    project.spec("a", exporters=("torch-export", "onnx-dynamo"), kwargs={"load": "observe"})
+    project.spec("b", exporters=("torch-export",), kwargs={"load": "observe"})
+    project.spec("c", exporters=("torch-export", "onnx-dynamo"), kwargs={"do": {
+        "torch-export": "compare", "onnx-dynamo": "compare"}})  # fmt: skip
+    result = project.run("--exportcheck-report=report.json")
+    shown = result.stdout.str()
+    # Once for each of two specs, and for each case of the third, whose exporters failed one by one.
+    assert shown.count("E     first detail") == 2 + 2
+    first = "specs/a.yaml::test_dynamic_shapes[cpu-float32]"
+    assert shown.count(f"E     as above: {first}") == 2
+    assert shown.count("E     as above: specs/b.yaml::test_dynamic_shapes[cpu-float32]") == 1
+    assert shown.count("E   stage observe: observe went wrong") == 3 + 2
+    assert shown.count("reproduce:") == 7
+    failed = [case for case in project.report() if case["verdict"] == "fail observe"]
+    assert len(failed) == 5
+    assert all(case["details"] == ["first detail", "second detail"] for case in failed)

@@ -139,10 +139,13 @@ def test_the_texts_say_what_changed_where_and_between_which_packages():
     assert f"  specs/c.yaml [cpu-float32-torch-export-none]\n    {gone}" in text
     assert "Only in before.json (1):\n  specs/c.yaml [cpu-float32-torch-export-none]" in text
     assert "Only in after.json (1):\n  specs/d.yaml" in text
-    assert "2 worse, 0 better, 0 other, 1 case unchanged, 1 gone" in text
+    assert "2 worse, 0 better, 0 neither, 1 case unchanged, 1 gone" in text
     shown = as_markdown(found)
     assert "## exportcheck compare: something got worse" in shown
-    assert "| verdict | pass -\\> fail compare: 1 of 2 outputs \\| outside |" in shown
+    assert "2 cases got worse, for 2 reasons, 1 unchanged" in text.splitlines()
+    case, change = "specs/a.yaml \\[cpu-float32-onnx-dynamo-none\\]", "pass -\\> fail compare: 1 of 2 outputs"
+    assert f"- {case}: {change} \\| outside" in shown
+    assert "2 cases got worse, for 2 reasons, 1 unchanged." in shown
     data = json.loads(as_json(found))
     assert data["worse"] is True
     assert data["changes"][0]["before"] == "pass"
@@ -154,11 +157,57 @@ def test_cases_of_which_the_same_is_said_are_told_together():
     failed = [record(name, "onnx-dynamo", "fail run", message="no `cache`") for name in ("a", "c")]
     after = report(*failed, record("b", "onnx-dynamo", "fail run", message="other"), name="after.json")
     text = as_text(compare(before, after))
-    cases = [f"  specs/{name}.yaml [cpu-float32-onnx-dynamo-none]" for name in ("a", "c", "b")]
-    assert text.count("no `cache`") == 1
-    assert (
-        "\n".join([*cases[:2], "    pass -> fail run: no `cache`", cases[2], "    pass -> fail run"]) in text
+    assert text.splitlines()[3:] == [
+        "3 cases got worse, for 2 reasons, 0 unchanged",
+        "",
+        "Got worse (3, 2 kinds):",
+        "  2 cases: pass -> fail run: no `cache`",
+        "    specs/a.yaml, specs/c.yaml [cpu-float32-onnx-dynamo-none]",
+        "  specs/b.yaml [cpu-float32-onnx-dynamo-none]",
+        "    pass -> fail run: other",
+        "",
+        *text.splitlines()[-1:],
+    ]
+
+
+def test_a_reason_that_names_the_spec_is_told_once_and_the_most_cases_come_first():
+    def fails(name, exporter, message):
+        return record(name, exporter, "fail shapes", message=message)
+
+    names, exporters = "abcdefg", ("onnx-dynamo", "torch-export", "transformers-onnx")
+    before = report(*(record(name, exporter) for name in names for exporter in exporters))
+    differ = "shapes differ from specs/__shapes__/{0}.yaml"
+    after = [fails(name, "onnx-dynamo", differ.format(name)) for name in names[1:]]
+    after += [fails("a", exporter, "specs/a.yaml:3: no output") for exporter in exporters]
+    after += [record(name, exporter) for name in names[1:] for exporter in exporters[1:]]
+    lines = as_text(compare(before, report(*after, name="after.json"))).splitlines()
+    begin = lines.index("Got worse (9, 2 kinds):")
+    listed = ", ".join(f"specs/{name}.yaml" for name in "bcdefg")
+    assert lines[begin + 1] == (
+        "  6 cases: pass -> fail shapes: shapes differ from specs/__shapes__/NAME.yaml"
     )
+    told = " ".join(line.strip() for line in lines[begin + 2 :]).partition(" 3 cases: ")
+    assert told[0] == f"{listed} [cpu-float32-onnx-dynamo-none]"
+    # One spec keeps its own name and line; no case is left out of what got worse.
+    assert told[2].startswith("pass -> fail shapes: specs/a.yaml:3: no output specs/a.yaml [")
+    assert all(f"[cpu-float32-{exporter}-none]" in told[2] for exporter in exporters)
+    assert max(map(len, lines[begin:-1])) <= 110
+
+
+def test_what_got_better_is_told_in_a_line_and_behind_a_click():
+    names = [f"model_{k}" for k in range(40)]
+    long = "no function found " * 20
+    before = report(*(record(name, "onnx-dynamo", "fail run", message=long) for name in names))
+    found = compare(before, report(*(record(name, "onnx-dynamo") for name in names), name="after.json"))
+    lines = as_text(found).splitlines()
+    assert "Nothing got worse, 40 got better, 0 unchanged" in lines
+    begin = lines.index("Got better (40):")
+    assert lines[begin + 1].startswith("  40 cases: fail run -> pass; it was: no function")
+    assert lines[begin + 1].endswith(" ...")
+    assert lines[begin + 5 : begin + 7] == ["    ...", ""]
+    shown = as_markdown(found)
+    assert "<details><summary>40 cases</summary>" in shown
+    assert "specs/model\\_39.yaml" in shown
 
 
 @pytest.mark.parametrize(

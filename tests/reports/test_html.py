@@ -184,7 +184,7 @@ def test_a_case_tells_what_the_record_knows(page):
     (case,) = [text for text in articles if "vit.yaml [cpu-float32-onnx-dynamo-none] <span" in text]
     for text in (
         ">1 of 2 outputs outside</pre>",
-        ">logits  FAIL</pre>",
+        ">logits  FAIL</span></pre>",
         "conversion: %add_3 in model.mlp (model.py:7)",
         "pytest --exportcheck vit",
         '<td class="number">nan</td>',
@@ -278,7 +278,7 @@ def opened_case(tab):
 
 def test_browser_filters(opened):
     assert len(cells(opened)) == 7
-    assert shown(opened) == "7 of 7 shown"
+    assert shown(opened) == "7 of 7 tests shown"
     opened.fill("#search", "VIT")
     assert cells(opened) == ["FAIL compare", "pass"]
     assert opened.locator("#matrix thead th:visible").all_inner_texts() == [
@@ -289,7 +289,7 @@ def test_browser_filters(opened):
     opened.click("button[type=reset]")
     # A polled function is text that the page evaluates, and its content policy refuses that.
     expect = pytest.importorskip("playwright.sync_api").expect
-    expect(opened.locator("#shown")).to_have_text("7 of 7 shown")
+    expect(opened.locator("#shown")).to_have_text("7 of 7 tests shown")
     opened.select_option("select[data-filter=device]", "cuda")
     assert cells(opened) == ["skip"]
     opened.select_option("select[data-filter=device]", "")
@@ -300,7 +300,7 @@ def test_browser_filters(opened):
         opened.uncheck(f"input[value={kind}]")
     assert sorted(cells(opened)) == ["FAIL compare", "FAIL export", "FAIL shapes"]
     opened.fill("#search", "nothing has this")
-    assert shown(opened) == "0 of 7 shown"
+    assert shown(opened) == "0 of 7 tests shown"
 
 
 def test_browser_a_case(opened):
@@ -320,6 +320,29 @@ def test_browser_a_case(opened):
     assert opened_case(opened) == []
     opened.click("#theme")
     assert (opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)") != dark
+
+
+def test_browser_plots_and_prose_fit_a_narrow_screen(browser, tmp_path):
+    """The bar of what is outside is at the right end of a plot; a table keeps its columns, prose wraps."""
+    details = [
+        "output  shape    dtype    max abs  at            max rel  outside  would need",
+        "a sentence about what to write into the spec, which is longer than any narrow screen is wide",
+    ]
+    failed = record("net", "onnx-dynamo", "fail compare", stage="compare", message="off", details=details,
+                    outputs=[output("y", 0.5, False), output("z")], durations=DURATIONS, nodes=3)  # fmt: skip
+    path = tmp_path / "report.html"
+    path.write_text(html_page(data(failed)), encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 400, "height": 800})
+    tab.goto(path.as_uri())
+    assert tab.locator("main figure svg").count() >= 2
+    for figure in tab.locator("main figure").all():
+        assert figure.evaluate("each => each.scrollWidth <= each.clientWidth")
+    tab.locator("#matrix a").first.click()
+    table, prose = tab.locator("pre.details span").all()
+    assert table.evaluate("each => each.scrollWidth > each.clientWidth")
+    assert prose.evaluate("each => each.scrollWidth <= each.clientWidth")
+    assert prose.evaluate("each => each.clientHeight") > 1.9 * table.evaluate("each => each.clientHeight")
+    tab.close()
 
 
 def test_browser_names_are_text(opened):
@@ -395,3 +418,22 @@ def test_browser_without_javascript(browser, page, tmp_path):
     assert tab.locator("article:visible h2").count() == 1
     assert not tab.locator("#filters").is_visible()
     context.close()
+
+
+def test_what_is_empty_is_not_listed_and_numbers_have_their_noun():
+    made = record("net", "onnx-dynamo", captured={"agrees": 2, "refuses": [], "differs": []},
+                  operators={"Add": 3}, diagnosis={"profile": [["add", 0.5, 0.5]]})  # fmt: skip
+    environment = {
+        "arguments": ["--exportcheck", "my specs", "-k", "a or b"],
+        "options": {"update": True, "devices": None},
+    }
+    page = html_page({"schema": 1, "environment": environment, "cases": [made, record("net", None)]})
+    assert "<dt>agrees</dt><dd>2" in page
+    assert "<dt>refuses</dt>" not in page
+    assert "<dt>devices</dt>" not in page
+    assert "<summary>1 operator</summary>" in page
+    assert '<p class="counts">1 case: 1 pass</p>' in page
+    assert "<code>--exportcheck &#39;my specs&#39; -k &#39;a or b&#39;</code>" in page
+    # One point is no plot.
+    assert "Error by node" not in page
+    assert plots.errors_by_node([("a", 0.5, 0.5), ("b", 0.5, None), ("c", 0.1, None)]) is not None

@@ -47,7 +47,7 @@
       group.colSpan = Math.max(span, 1);
     }
     const count = shown.filter(Boolean).length;
-    document.getElementById("shown").value = `${count} of ${shown.length} shown`;
+    document.getElementById("shown").value = `${count} of ${shown.length} tests shown`;
     steps();
   };
 

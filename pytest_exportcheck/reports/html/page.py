@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -12,6 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from ...plurals import counted
 from ..diagnosis import causes, culprits, error_profile, first_node, guilty_line, left_over, rungs
 from ..matrix import Matrix, cell_text, counts, is_case
 from ..read import case_key, case_name
@@ -45,6 +47,7 @@ def render(data: Mapping[str, Any]) -> str:
     return _template().render(
         environment=_Record(data.get("environment") or {}),
         counts=counts(record for record in records if is_case(record)),
+        total=sum(map(is_case, records)),
         matrix=_table(matrix, records),
         cases=_cases(records),
         filters=_filters(records),
@@ -65,12 +68,23 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"e": _number, "cell_text": cell_text, "size": _size}
+    environment.filters |= {
+        "e": _number,
+        "cell_text": cell_text,
+        "size": _size,
+        "counted": counted,
+        "command": _command,
+    }
     return environment.from_string(_resource("page.html.jinja"))
 
 
 def _number(value: Any, digits: str = ".1e") -> str:
     return format(value, digits) if isinstance(value, int | float) else str(value)
+
+
+def _command(arguments: Any) -> str:
+    """Arguments as they are typed."""
+    return shlex.join(map(str, arguments)) if isinstance(arguments, list) else str(arguments)
 
 
 def _size(count: Any) -> str:

@@ -43,7 +43,7 @@ _STYLE = {
 }
 
 _MOST_BARS = 24
-_MOST_NODES = 200
+_MOST_NODES, _LEAST_NODES = 200, 3
 _LABEL = 38
 _WIDTH = 6.4
 
@@ -171,9 +171,12 @@ def errors_by_output(outputs: Sequence[Mapping[str, Any]]) -> Markup | None:
 
 
 def errors_by_node(profile: Sequence[tuple[str, Any, Any]]) -> Markup | None:
-    """Error of the value of each node, and of the node alone, in the order of the graph."""
+    """Error of the value of each node, and of the node alone, in the order of the graph.
+
+    ``None`` for a node or two, of which the text says all.
+    """
     known = [(name, _number(error), _number(own)) for name, error, own in profile[:_MOST_NODES]]
-    if not any(error for _, error, _ in known):
+    if len(known) < _LEAST_NODES or not any(error for _, error, _ in known):
         return None
 
     def paint(axes: Any) -> None:
