@@ -28,8 +28,8 @@ _OF_THE_FILE = frozenset(
 #: Tasks, from the one that shows most of a model.
 _TASKS = (
     ("AutoModelForSeq2SeqLM", "SEQ_TO_SEQ_CAUSAL_LM"), ("AutoModelForMaskedLM", "MASKED_LM"),
-    ("AutoModelForImageTextToText", "IMAGE_TEXT_TO_TEXT"), ("AutoModelForCausalLM", "CAUSAL_LM"),
-    ("AutoModelForMultimodalLM", "MULTIMODAL_LM"), ("AutoModelForSpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
+    ("AutoModelForImageTextToText", "IMAGE_TEXT_TO_TEXT"), ("AutoModelForSpeechSeq2Seq", "SPEECH_SEQ_2_SEQ"),
+    ("AutoModelForCausalLM", "CAUSAL_LM"), ("AutoModelForMultimodalLM", "MULTIMODAL_LM"),
     ("AutoModelForCTC", "CTC"), ("AutoModelForZeroShotImageClassification", "ZERO_SHOT_IMAGE_CLASSIFICATION"),
     ("AutoModelForImageClassification", "IMAGE_CLASSIFICATION"),
     ("AutoModelForObjectDetection", "OBJECT_DETECTION"),

@@ -149,7 +149,7 @@ def same_by_convention(one: Axis, other: Axis) -> bool:
             continue
         if mask.axis == masked.axis == 0 and masked.path.removeprefix(prefix).startswith("input"):
             return True
-        if mask.axis == mask.rank - 1 and _role(masked) == "seq":
+        if mask.axis == mask.rank - 1 and _role(masked) in ("seq", "frames"):
             return True
     return False
 

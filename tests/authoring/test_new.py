@@ -298,6 +298,19 @@ def test_a_draft_of_a_source_and_a_target_gives_them_lengths_of_their_own(tmp_pa
     assert dims["src"] != dims["tgt"] == dims["tgt_mask"]
 
 
+@pytest.mark.parametrize("model_type", ["wav2vec2", "whisper"])
+def test_a_draft_for_audio_warns_of_nothing(tmp_path: Path, model_type: str) -> None:
+    """A mask of samples is as long as they are; of a model that hears, not its decoder alone is drafted."""
+    made = draft(model_type, tmp_path / "spec.yaml")
+    assert made.observed, made.problems
+    assert made.text is not None
+    assert "input_values" in made.text or "input_features" in made.text
+    run = SpecRun(parse_spec(made.text, tmp_path / "spec.yaml"))
+    graphs = run.observe("cpu", "float32").graphs.values()
+    assert [warning for graph in graphs for warning in graph.shapes.warnings] == []
+    run.close()
+
+
 def test_an_input_without_a_batch_keeps_a_draft_from_calling_it_one(tmp_path: Path) -> None:
     made = drafted(tmp_path, "Recurrent")
     assert made.text is not None
