@@ -2,7 +2,7 @@
 
     python benchmarks/speed.py [--rows script limit ...] [--json FILE] [SPEC ...]
 
-SPEC are stems of model_specs, or files of specs; default all that are shipped. Each row is made by the benchmark
+SPEC are stems of model_specs, or files of specs; default all that are shipped. A row is made by the benchmark
 that its line names, or by ``main_job.py``.
 
 script        ours, over a script written by hand for the same cases
