@@ -773,6 +773,7 @@ def test_of_what_torch_and_transformers_read_little_is_left_out() -> None:
             "XDG_STATE_HOME",
         ),
         *("CONDA_EXE", "CONDA_PREFIX", "VIRTUAL_ENV", "NO_COLOR", "USER", "USERNAME", "VSCODE_PID"),
+        "PIP_DISABLE_PIP_VERSION_CHECK",
     }
 
 
