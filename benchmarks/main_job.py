@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,16 @@ PLUGINS = ("-p", "xdist.plugin", "-p", "pytest_exportcheck.plugin")
 PYTEST = (*PLUGINS, "--exportcheck", "-q", "-p", "no:cacheprovider", "--no-confirm")
 
 
-def prepare(folder: Path, names: list[str]) -> list[Path]:
-    """The shipped specs with the matrix of this benchmark, in `folder`."""
+def prepare(
+    folder: Path,
+    names: list[str],
+    source: Path = ROOT / "model_specs",
+    exporters: Sequence[str] = EXPORTERS,
+    modes: Sequence[str] = MODES,
+) -> list[Path]:
+    """The specs of `source` with the matrix of this benchmark, in `folder`; `names` are stems, none: all."""
     specs = folder / "model_specs"
-    shutil.copytree(ROOT / "model_specs", specs)
+    shutil.copytree(source, specs)
     chosen = []
     for path in sorted(specs.glob("*.yaml")):
         if names and path.stem not in names:
@@ -58,8 +64,8 @@ def prepare(folder: Path, names: list[str]) -> list[Path]:
             continue
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         content["matrix"] = {
-            "exporters": list(EXPORTERS),
-            "patch_modes": list(MODES),
+            "exporters": list(exporters),
+            "patch_modes": list(modes),
             "dtypes": ["float32"],
             "devices": ["cpu"],
         }
@@ -67,6 +73,22 @@ def prepare(folder: Path, names: list[str]) -> list[Path]:
         path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
         chosen.append(path)
     return chosen
+
+
+def accept_shapes(folder: Path) -> None:
+    """Write the goldens of the specs in `folder`."""
+    shapes = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "model_specs",
+        *PYTEST,
+        "--update-shapes",
+        "-k",
+        "dynamic_shapes",
+    ]
+    os.environ["EXPORTCHECK_ALLOW_CI_UPDATE"] = "1"
+    measured(shapes, folder)
 
 
 def measured(command: list[str], folder: Path) -> dict[str, Any]:
@@ -263,18 +285,7 @@ def main() -> int:
         folder = Path(name)
         if not prepare(folder, options.specs):
             parser.error("no spec is left")
-        shapes = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "model_specs",
-            *PYTEST,
-            "--update-shapes",
-            "-k",
-            "dynamic_shapes",
-        ]
-        os.environ["EXPORTCHECK_ALLOW_CI_UPDATE"] = "1"
-        measured(shapes, folder)
+        accept_shapes(folder)
         for wanted in options.rows:
             rows[wanted] = row(wanted, folder)
             print(f"{wanted}: {rows[wanted]}", file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,16 @@ def measured(count: int, megabytes: int, exporters: list[str]) -> dict[str, Any]
     }
 
 
+def measure(counts: Sequence[int], megabytes: int, exporters: list[str]) -> list[dict[str, Any]]:
+    """A run over one spec, and one for each of `counts`, with the ratio to the first."""
+    runs: list[dict[str, Any]] = []
+    for count in [1, *counts]:
+        runs.append(measured(count, megabytes, exporters))
+        runs[-1]["ratio"] = round(runs[-1]["peak_mb"] / runs[0]["peak_mb"], 3)
+        print(runs[-1], file=sys.stderr, flush=True)
+    return runs
+
+
 def main() -> int:
     """Print the table; write it as JSON, where that is wanted."""
     parser = argparse.ArgumentParser(
@@ -117,17 +128,15 @@ def main() -> int:
     parser.add_argument("--exporters", nargs="+", default=["onnx-dynamo"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    runs = []
-    for count in [1, *options.specs]:
-        runs.append(measured(count, options.mb, options.exporters))
-        runs[-1]["ratio"] = round(runs[-1]["peak_mb"] / runs[0]["peak_mb"], 3)
-        print(runs[-1], file=sys.stderr, flush=True)
+    runs = measure(options.specs, options.mb, options.exporters)
     print("| specs | peak MiB | of one | seen from outside |")
     print("| --- | --- | --- | --- |")
     for run in runs:
         print(f"| {run['specs']} | {run['peak_mb']} | {run['ratio']} | {run['seen_from_outside_mb']} |")
     if options.json is not None:
-        options.json.write_text(json.dumps(runs, indent=1), encoding="utf-8")
+        rows = {f"{run['specs']} specs": run for run in runs}
+        text = json.dumps({"benchmark": "memory", "rows": rows}, indent=1)
+        options.json.write_text(text, encoding="utf-8")
     return int(any(run["ratio"] > LIMIT for run in runs))
 
 

@@ -2,6 +2,7 @@
 
     python benchmarks/observer_overhead.py                # Markdown tables, half a minute
     python benchmarks/observer_overhead.py --repeats 3    # a quick look
+    python benchmarks/observer_overhead.py --json FILE    # the times alone, for `exportcheck compare`
 
 Time: a module that returns at once, called with three tensors, and with a `DynamicCache` of 16 layers; so
 what is measured is the observer and nothing else. A median over repeats, in which the ways of calling take
@@ -24,6 +25,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -86,9 +88,9 @@ def _beyond(observer: Callable[[], Any], model: torch.nn.Module, inputs: dict[st
         return _per_call(model, inputs, 2000)
 
 
-def measure_time(repeats: int) -> list[list[str]]:
-    """Rows of the table."""
-    rows = []
+def measure_time(repeats: int) -> dict[tuple[str, str], dict[str, float]]:
+    """(arguments, phase) -> median microseconds of a call: ``bare``, and under each observer."""
+    rows = {}
     for what, make in (("3 tensors", _three), ("16-layer DynamicCache", _with_cache)):
         model, inputs = make()
         times: dict[tuple[str, str], list[float]] = {}
@@ -98,20 +100,30 @@ def measure_time(repeats: int) -> list[list[str]]:
                 for phase, run in (("beyond the limit", _beyond), ("recording", _recording)):
                     times.setdefault((name, phase), []).append(run(observer, model, inputs))
         median = {key: statistics.median(found) for key, found in times.items()}
-        bare = median["bare", ""]
         for phase in ("beyond the limit", "recording"):
-            our, their = median["ours", phase], median["torch.onnx", phase]
-            added = [f"+{value - bare:.1f} µs" for value in (our, their)]
-            rows.append(
-                [
-                    what,
-                    phase,
-                    f"{bare:.1f}",
-                    *(f"{v:.1f} ({v / bare:.1f}x, {a})" for v, a in zip((our, their), added, strict=True)),
-                    f"{our / their:.2f}",
-                ]
-            )
+            rows[what, phase] = {
+                "bare": median["bare", ""],
+                **{name: median[name, phase] for name in OBSERVERS},
+            }
     return rows
+
+
+def _shown(what: str, phase: str, found: dict[str, float]) -> list[str]:
+    bare, our, their = found["bare"], found["ours"], found["torch.onnx"]
+    cells = [f"{value:.1f} ({value / bare:.1f}x, +{value - bare:.1f} µs)" for value in (our, their)]
+    return [what, phase, f"{bare:.1f}", *cells, f"{our / their:.2f}"]
+
+
+def _as_json(rows: dict[tuple[str, str], dict[str, float]]) -> str:
+    """Ratios only: microseconds say little of another machine."""
+    figures = {
+        f"{what}, {phase}": {
+            "ratio": round(found["ours"] / found["torch.onnx"], 3),
+            "of_bare": round(found["ours"] / found["bare"], 3),
+        }
+        for (what, phase), found in rows.items()
+    }
+    return json.dumps({"benchmark": "observer", "rows": figures}, indent=1)
 
 
 def _kept(value: Any) -> Iterable[torch.Tensor]:
@@ -186,6 +198,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="write ratios of the times there, and measure no memory")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -196,7 +209,13 @@ def main() -> None:
     with register_flattening_functions():
         rows = measure_time(options.repeats)
     print(f"Microseconds per call, median of {options.repeats} repeats (torch {torch.__version__}):\n")
-    _print_table(["arguments", "phase", "bare", "ours", "torch.onnx", "ours / torch.onnx"], rows)
+    _print_table(
+        ["arguments", "phase", "bare", "ours", "torch.onnx", "ours / torch.onnx"],
+        [_shown(*key, found) for key, found in rows.items()],
+    )
+    if options.json is not None:
+        options.json.write_text(_as_json(rows), encoding="utf-8")
+        return
     print(f"\n{STEPS} decode steps of a tiny llama, limit {LIMIT}, each in a process of its own:\n")
     found = {name: _in_a_process(name) for name in ("none", *OBSERVERS)}
     _print_table(

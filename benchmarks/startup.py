@@ -19,11 +19,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = ("-p", "pytest_exportcheck.plugin")
+ROWS = ("idle", "collect", "first")
 
 SPEC = """\
 exportcheck: 1
@@ -79,6 +81,32 @@ def alternating(ours: list[str], base: list[str], folder: Path, repeats: int) ->
     }
 
 
+def measure(rows: Sequence[str] = ROWS, repeats: int = 7, specs: int = 1000) -> dict[str, dict[str, Any]]:
+    """The rows by name, each as `alternating` returns it."""
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    check = [*pytest, *PLUGIN, "--exportcheck"]
+    commands = {
+        "idle": ([*pytest, *PLUGIN, "test_one.py"], [*pytest, "test_one.py"], repeats),
+        "collect": (
+            [*check, "--collect-only", "many"],
+            [*pytest, "--collect-only", "test_many.py"],
+            min(repeats, 3),
+        ),
+        "first": ([*check, "-k", "test_export", "one"], [sys.executable, "bare.py"], min(repeats, 3)),
+    }
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part, count in (("one", 1), ("many", specs)):
+            (folder / part).mkdir()
+            (folder / part / "models.py").write_text(MODELS, encoding="utf-8")
+            for number in range(count):
+                (folder / part / f"spec{number:04}.yaml").write_text(SPEC, encoding="utf-8")
+        (folder / "test_one.py").write_text("def test_trivial():\n    pass\n", encoding="utf-8")
+        (folder / "test_many.py").write_text(MANY.format(count=specs), encoding="utf-8")
+        (folder / "bare.py").write_text(BARE, encoding="utf-8")
+        return {row: alternating(*commands[row][:2], folder, commands[row][2]) for row in rows}
+
+
 def main() -> int:
     """Print the table; write it as JSON, where that is wanted."""
     parser = argparse.ArgumentParser(
@@ -88,29 +116,7 @@ def main() -> int:
     parser.add_argument("--specs", type=int, default=1000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for part, count in (("one", 1), ("many", options.specs)):
-            (folder / part).mkdir()
-            (folder / part / "models.py").write_text(MODELS, encoding="utf-8")
-            for number in range(count):
-                (folder / part / f"spec{number:04}.yaml").write_text(SPEC, encoding="utf-8")
-        (folder / "test_one.py").write_text("def test_trivial():\n    pass\n", encoding="utf-8")
-        (folder / "test_many.py").write_text(MANY.format(count=options.specs), encoding="utf-8")
-        (folder / "bare.py").write_text(BARE, encoding="utf-8")
-        check = [*pytest, *PLUGIN, "--exportcheck"]
-        rows = {
-            "idle": alternating(
-                [*pytest, *PLUGIN, "test_one.py"], [*pytest, "test_one.py"], folder, options.repeats
-            ),
-            "collect": alternating(
-                [*check, "--collect-only", "many"], [*pytest, "--collect-only", "test_many.py"], folder, 3
-            ),
-            "first": alternating(
-                [*check, "-k", "test_export", "one"], [sys.executable, "bare.py"], folder, 3
-            ),
-        }
+    rows = measure(ROWS, options.repeats, options.specs)
     print("| row | CPU s | of the base | ratio | extra CPU s |")
     print("| --- | --- | --- | --- | --- |")
     for row, found in rows.items():

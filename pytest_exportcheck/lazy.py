@@ -1,11 +1,28 @@
-"""Public names of a package that are imported when they are first asked for."""
+"""Imports that are made late: public names when they are asked for, large packages when they are used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import gc
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 
-__all__ = ["importer"]
+__all__ = ["importer", "large_imports"]
+
+
+@contextlib.contextmanager
+def large_imports() -> Iterator[None]:
+    """Import inside without looking for garbage: a million objects that stay are looked at again and again.
+
+    Done already, it costs nothing.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def importer(package: str, public: Mapping[str, str]) -> Callable[[str], object]:

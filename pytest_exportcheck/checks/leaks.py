@@ -7,6 +7,7 @@ of packages named by the caller) are compared by identity, registries by their k
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import sys
 import warnings
@@ -140,12 +141,42 @@ class _Space:
 
 
 @dataclass(frozen=True)
+class _Group:
+    """The spaces of one module, and what was in all of them: most stay as they are, which one look shows.
+
+    Attributes
+    ----------
+    sizes, ids:
+        Of each space, and of all that was in them, one after the other.
+    """
+
+    spaces: tuple[_Space, ...]
+    lives: tuple[Mapping[Any, Any], ...]
+    sizes: tuple[int, ...]
+    ids: tuple[int, ...]
+
+    @staticmethod
+    def of(spaces: Sequence[_Space]) -> _Group:
+        ids = tuple(itertools.chain.from_iterable(space.ids for space in spaces))
+        return _Group(
+            tuple(spaces), tuple(space.live for space in spaces), tuple(len(s.ids) for s in spaces), ids
+        )
+
+    def is_as_it_was(self) -> bool:
+        values = itertools.chain.from_iterable(map(_VALUES, self.lives))
+        return tuple(map(len, self.lives)) == self.sizes and tuple(map(id, values)) == self.ids
+
+
+_VALUES = operator.methodcaller("values")
+
+
+@dataclass(frozen=True)
 class Snapshot:
-    """What `snapshot` saw: namespaces, those of models by label, registries, and the modules
+    """What `snapshot` saw: namespaces by module, those of models by label, registries, and the modules
     that were loaded then.
     """
 
-    spaces: Sequence[_Space]
+    groups: Sequence[_Group]
     parts: Mapping[str, _Space]
     registries: Mapping[_Key, Any]
     loaded: frozenset[str]
@@ -171,21 +202,28 @@ def snapshot(
     # Some attributes of torch are objects that warn when they are looked at.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        spaces = [
-            space
+        groups = [
+            group
             for name in names
-            for space in _of_module(name, sys.modules.get(name), name.partition(".")[0] in packages)
+            if (group := _of_module(name, sys.modules.get(name), name.partition(".")[0] in packages))
         ]
-        # A table that several modules import is one of the first.
-        spaces = list({id(space.live): space for space in reversed(spaces)}.values())
-        return Snapshot(spaces, _parts(models), dict(_registries(loaded)), loaded, models)
+        return Snapshot(groups, _parts(models), dict(_registries(loaded)), loaded, models)
 
 
 def difference(before: Snapshot) -> list[Leak]:
     """What has changed since `before`, sorted by place. Modules imported meanwhile are no leak."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        leaks = [leak for space in before.spaces if not space.is_as_it_was() for leak in space.leaks()]
+        changed = [
+            space
+            for group in before.groups
+            if not group.is_as_it_was()
+            for space in group.spaces
+            if not space.is_as_it_was()
+        ]
+        # A table that several modules import is one of the first.
+        once = {id(space.live): space for space in reversed(changed)}
+        leaks = [leak for space in once.values() for leak in space.leaks()]
         parts = _parts(before.models)
         for label in before.parts.keys() | parts.keys():
             space, new = before.parts.get(label), parts.get(label)
@@ -241,20 +279,23 @@ def _text(value: Any) -> str:
 
 
 #: Module of a library -> what was remembered of it last: most stay as they are, and need not be copied again.
-_KNOWN: dict[str, list[_Space]] = {}
+_KNOWN: dict[str, _Group] = {}
 
 
-def _of_module(name: str, module: object, keep: bool) -> list[_Space]:
+def _of_module(name: str, module: object, keep: bool) -> _Group | None:
     """`keep`: remember what is found; not of a user's modules, which may hold models."""
     if not isinstance(module, ModuleType):
-        return []
+        return None
     known = _KNOWN.get(name) if keep else None
-    if known is not None and known[0].live is vars(module) and known[0].is_as_it_was():
-        for place, space in enumerate(known):
-            if not space.is_as_it_was():
-                known[place] = space.again()
-        return known
-    found = list(_looked_for(name, vars(module)))
+    if known is not None and known.lives[0] is vars(module):
+        if known.is_as_it_was():
+            return known
+        if known.spaces[0].is_as_it_was():
+            # The names of the module, and so its classes and tables, are the same.
+            spaces = [space if space.is_as_it_was() else space.again() for space in known.spaces]
+            known = _KNOWN[name] = _Group.of(spaces)
+            return known
+    found = _Group.of(list(_looked_for(name, vars(module))))
     if keep:
         _KNOWN[name] = found
     return found

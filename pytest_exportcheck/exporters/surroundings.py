@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
+import operator
 import os
 import platform
 import re
@@ -17,7 +19,8 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +34,23 @@ __all__ = ["add_flags", "add_installed", "process_digest", "variables"]
 
 _ROOT = Path(__file__).parent.parent
 
-#: Variables that differ from run to run and that neither torch nor transformers reads. Where code of the
-#: user's reads variables, all but the first group count.
+#: Variables that differ from run to run and that say nothing of a capture to torch or transformers. Where
+#: code of the user's reads variables, all but the first group count. ``CI`` itself counts: torch asks for it
+#: (``torch._functorch.config``).
 _OF_A_TEST = re.compile(r"PYTEST_CURRENT_TEST|PYTEST_XDIST_\w+|PYTEST_VERSION|EXPORTCHECK_\w+|_|SHLVL|OLDPWD")
 _OF_A_RUN = re.compile(
-    r"(GITHUB|RUNNER|ACTIONS|GITLAB|CI|BUILD|BUILDKITE|JENKINS|CIRCLE|TRAVIS|AGENT|SYSTEM|TF_BUILD|SSH|XDG|"
-    r"DBUS|GPG|LC|VSCODE|TMUX|STY|SYSTEMD|JOURNAL|INVOCATION)(_\w+)?|PWD|TERM\w*|COLUMNS|LINES|HOSTNAME|HOST|"
-    r"WINDOWID|DISPLAY|LOGNAME|USER|MAIL|PS1|EDITOR|PAGER|LESS\w*|LS_COLORS|COLORTERM|NO_COLOR|FORCE_COLOR|"
-    r"VIRTUAL_ENV_PROMPT|TMPDIR|TEMP|TMP|COVERAGE_\w+|COV_CORE_\w+|PYTEST_\w+"
+    # Families of names: CI services, sessions, terminals and desktops, shells, package managers.
+    r"(GITHUB|RUNNER|ACTIONS|GITLAB|BUILD|BUILDKITE|JENKINS|CIRCLE|TRAVIS|AGENT|SYSTEM|TF_BUILD|DRONE|"
+    r"BITBUCKET|CODEBUILD|APPVEYOR|SEMAPHORE|TEAMCITY|CIRRUS|WOODPECKER|KUBERNETES|"
+    r"SSH|XDG|DBUS|GPG|LC|VSCODE|SYSTEMD|JOURNAL|INVOCATION|SUDO|WSL|"
+    r"TMUX|STY|ZELLIJ|BYOBU|KITTY|WEZTERM|ALACRITTY|ITERM|KONSOLE|GNOME|KDE|VTE|WT|XPC|"
+    r"BASH|ZSH|FISH|DIRENV|STARSHIP|"
+    r"PIP|PIPX|PIPENV|UV|POETRY|PDM|HATCH|TOX|NOX|PIXI|MAMBA|PYENV|NVM|NPM|npm|HOMEBREW|CARGO|RUSTUP|SDKMAN"
+    r")(_\w+)?|CI_\w+|PWD|TERM\w*|HIST\w*|WSLENV|COLUMNS|LINES|HOSTNAME|HOST|WINDOWID|DISPLAY|"
+    r"WAYLAND_DISPLAY|XAUTHORITY|DESKTOP_SESSION|SESSION_MANAGER|LOGNAME|USER|USERNAME|MAIL|PS[0-4]|PROMPT(_COMMAND)?|RPROMPT|SHELL|MACHTYPE|HOSTTYPE|OSTYPE|"
+    r"EDITOR|VISUAL|PAGER|MANPAGER|MANPATH|INFOPATH|LESS\w*|LS_COLORS|LSCOLORS|COLORTERM|COLORFGBG|CLICOLOR\w*|"
+    r"NO_COLOR|FORCE_COLOR|LANG|LANGUAGE|VIRTUAL_ENV\w*|CONDA_\w+|_CE_\w+|ImageOS|ImageVersion|TMPDIR|TEMP|TMP|"
+    r"COVERAGE_\w+|COV_CORE_\w+|PYTEST_\w+"
 )
 
 #: Modules of torch that hold what models call.
@@ -183,9 +195,8 @@ def add_installed(content: Content, classes: Sequence[type], folder: Path) -> No
             continue
         if name in names:
             content.add(name, _digest_of(filename))
-        entries = dict(_entries(module))
-        strangers = {key: entries.pop(key) for key, value in list(entries.items()) if _is_stranger(value)}
-        content.add(name, repr(entries))
+        text, strangers = _own_and_others(module)
+        content.add(name, text)
         if strangers:
             content.add(name, strangers)
     for name, filename in _outside(folder):
@@ -248,6 +259,87 @@ def _module_name(value: Any) -> str:
     return str(type(value).__module__)
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What the entries of a module were, written down, and how to see that they are still the same.
+
+    Attributes
+    ----------
+    lives:
+        Its namespace, those of its classes, and its tables.
+    names, values:
+        Of all that was in them; held, so that nothing else gets their identities.
+    functions, codes:
+        Of the values, in properties and methods too: code can be replaced in place.
+    """
+
+    lives: tuple[Mapping[Any, Any], ...]
+    names: tuple[Any, ...]
+    values: tuple[Any, ...]
+    functions: tuple[types.FunctionType, ...]
+    codes: tuple[types.CodeType, ...]
+    text: str
+
+    def is_current(self, module: types.ModuleType) -> bool:
+        return (
+            self.lives[0] is vars(module)
+            and tuple(itertools.chain.from_iterable(self.lives)) == self.names
+            and _are(self.values, itertools.chain.from_iterable(map(_VALUES, self.lives)))
+            and _are(self.codes, map(_CODE, self.functions))
+        )
+
+
+_VALUES = operator.methodcaller("values")
+_CODE = operator.attrgetter("__code__")
+
+#: Name of a module -> what was seen of it last.
+_SEEN: dict[str, _Seen] = {}
+
+
+def _are(before: Sequence[Any], now: Iterable[Any]) -> bool:
+    return tuple(map(id, before)) == tuple(map(id, now))
+
+
+def _own_and_others(module: types.ModuleType) -> tuple[str, dict[str, Any]]:
+    """(the entries of an installed module as text, functions in it of anybody else's).
+
+    Every case asks for those of the same modules, and hardly ever has one changed.
+    """
+    seen = _SEEN.get(module.__name__)
+    if seen is not None and seen.is_current(module):
+        return seen.text, {}
+    lives = tuple(_namespaces(module))
+    names = tuple(itertools.chain.from_iterable(lives))
+    values = tuple(itertools.chain.from_iterable(map(_VALUES, lives)))
+    entries = dict(_entries(module))
+    strangers = {key: entries.pop(key) for key, value in list(entries.items()) if _is_stranger(value)}
+    text = repr(entries)
+    _SEEN.pop(module.__name__, None)
+    # Nothing that is held here may keep a model alive.
+    if not strangers and not any(isinstance(value, (torch.nn.Module, torch.Tensor)) for value in values):
+        functions = tuple(itertools.chain.from_iterable(map(_functions, values)))
+        _SEEN[module.__name__] = _Seen(lives, names, values, functions, tuple(map(_CODE, functions)), text)
+    return text, strangers
+
+
+def _namespaces(module: types.ModuleType) -> Iterator[Mapping[Any, Any]]:
+    """All that `_entries` reads."""
+    yield vars(module)
+    for value in list(vars(module).values()):
+        if isinstance(value, type):
+            if value.__module__ == module.__name__:
+                yield vars(value)
+        elif type(value) is dict:
+            yield value
+        elif _has_tables(type(value)):
+            yield from (vars(type(value)), vars(value), *_tables(value))
+
+
+def _functions(value: Any) -> Iterator[types.FunctionType]:
+    parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
+    yield from (part for part in parts if isinstance(part, types.FunctionType))
+
+
 def _entries(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
     """What each name of an installed module stands for; functions of anybody else's as they are."""
     for key, value in sorted(vars(module).items()):
@@ -306,8 +398,12 @@ def _tables(value: Any) -> Iterator[Mapping[Any, Any]]:
     """Tables of functions by name: dicts, and what `GeneralInterface` of transformers holds."""
     kind = type(value)
     tables = [value] if kind is dict else []
-    if hasattr(kind, "register") and "_global_mapping" in vars(kind):
+    if _has_tables(kind):
         tables = [vars(kind)["_global_mapping"], vars(value).get("_local_mapping")]
     for table in tables:
         if type(table) is dict and all(isinstance(key, str) for key in table):
             yield table
+
+
+def _has_tables(kind: type) -> bool:
+    return hasattr(kind, "register") and "_global_mapping" in vars(kind)

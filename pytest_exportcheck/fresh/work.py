@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ..errors import ExportCheckError, ObserveError, ShapesError, error_class
+from ..lazy import large_imports
 from ..memory import StagePeaks
 from .messages import Work
 
@@ -50,8 +51,8 @@ def perform(
 def _perform(
     work: Work, run: Callable[[], SpecRun], enter: Callable[[str], None], record: dict[str, Any]
 ) -> None:
-    from ..pipeline import check_shapes, facts_of, run_case
-
+    with large_imports():
+        from ..pipeline import check_shapes, facts_of, run_case
     if work.case.exporter is not None:
         run_case(run(), work.case, enter, record)
         return

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from ..errors import PatchError
+from ..lazy import large_imports
 from .modes import PatchList
 from .patch import Patch, module_loaded
 
@@ -28,7 +29,8 @@ def _internals(*names: str) -> list[Any]:
     found = []
     for name in names:
         for module in modules:
-            value = getattr(import_module(f"transformers.exporters.{module}"), name, None)
+            with large_imports():
+                value = getattr(import_module(f"transformers.exporters.{module}"), name, None)
             if value is not None:
                 found.append(value)
                 break

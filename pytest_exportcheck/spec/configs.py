@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..lazy import large_imports
 from .names import choices, suggest
 
 __all__ = ["ConfigError", "build_config", "mentioned", "model_class"]
@@ -96,9 +97,10 @@ def mentioned(cls: type, key: str, variable: str = "config") -> bool:
 
 def model_class(name: str) -> Any:
     """The transformers class of that name; `ConfigError` with a suggestion if there is none."""
-    import transformers
+    with large_imports():
+        import transformers
 
-    found = getattr(transformers, name, None)
+        found = getattr(transformers, name, None)
     if found is None or not hasattr(found, "from_pretrained"):
         names = [known for known in dir(transformers) if known[:1].isupper() and "Config" not in known]
         hint = suggest(name, names) or choices(name, ["AutoModel", "AutoModelForCausalLM", "..."])

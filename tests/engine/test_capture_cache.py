@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
+import types
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch.utils import _pytree
 
 from pytest_exportcheck.cache_settings import CacheSettings
@@ -26,6 +29,46 @@ from .helpers import make_run, verdict
 from .test_conversions import judged
 
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+INSTALLED = """
+LIMIT = 3
+
+def first(x):
+    return x
+
+def second(x):
+    return -x
+
+class Registry:
+    _global_mapping = {"eager": first}
+
+    def __init__(self):
+        self._local_mapping = {}
+
+    def register(self):
+        pass
+
+class Layer:
+    scale = 2.0
+
+    @staticmethod
+    def helper(x):
+        return x
+
+    @property
+    def width(self):
+        return 1
+
+    def forward(self):
+        pass
+
+    def backward(self):
+        pass
+
+TABLE = {"fast": first}
+REGISTRY = Registry()
+last = 1
+"""
 
 NET = """
     import os
@@ -225,6 +268,18 @@ def swap_functions_of_torch(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.nn.functional, "silu", torch.nn.functional.gelu)
 
 
+def change_code_in_place(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
+        return input
+
+    monkeypatch.setattr(torch.nn.functional.silu, "__code__", silu.__code__)
+
+
+def swap_code_in_place(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = torch.nn.functional.leaky_relu.__code__
+    monkeypatch.setattr(torch.nn.functional.silu, "__code__", other)
+
+
 def change_operator_of_tensors(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     matmul = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: matmul(a, b))
@@ -268,6 +323,8 @@ DIFFERENCES = [
     change_function_of_torch,
     change_method_of_a_library,
     swap_functions_of_torch,
+    change_code_in_place,
+    swap_code_in_place,
     change_operator_of_tensors,
     change_function_of_linalg,
     change_hooks_of_every_module,
@@ -574,6 +631,150 @@ def test_variables_of_a_run_count_only_where_code_reads_variables(monkeypatch: p
     assert "GITHUB_RUN_ID" not in few
     assert "GITHUB_RUN_ID" in every
     assert "PYTEST_CURRENT_TEST" not in every
+
+
+def change_a_constant(module: Any) -> None:
+    module.LIMIT = 4
+
+
+def change_a_name(module: Any) -> None:
+    module.other = vars(module).pop("last")
+
+
+def change_a_method(module: Any) -> None:
+    module.Layer.forward = module.Layer.backward
+
+
+def change_a_property(module: Any) -> None:
+    module.Layer.width = property(module.Layer.backward)
+
+
+def change_a_default_of_a_class(module: Any) -> None:
+    module.Layer.scale = 3.0
+
+
+def change_a_table(module: Any) -> None:
+    module.TABLE["fast"] = module.second
+
+
+def change_a_table_of_a_registry(module: Any) -> None:
+    module.REGISTRY._local_mapping = {"sdpa": module.second}
+
+
+def change_a_registry_of_all(module: Any) -> None:
+    type(module.REGISTRY)._global_mapping["eager"] = module.second
+
+
+def change_code_of_a_static_method(module: Any) -> None:
+    module.Layer.helper.__code__ = module.second.__code__
+
+
+def change_code_of_a_property(module: Any) -> None:
+    module.Layer.width.fget.__code__ = module.second.__code__
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_a_constant,
+        change_a_name,
+        change_a_method,
+        change_a_property,
+        change_a_default_of_a_class,
+        change_a_table,
+        change_a_table_of_a_registry,
+        change_a_registry_of_all,
+        change_code_of_a_static_method,
+        change_code_of_a_property,
+    ],
+    ids=lambda change: change.__name__,
+)
+def test_what_is_remembered_of_installed_code_is_never_stale(
+    change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = types.ModuleType("exportcheck_installed")
+    monkeypatch.setattr(surroundings, "is_genuine", lambda item: True)
+    monkeypatch.setattr(surroundings, "_SEEN", {})
+    exec(INSTALLED, vars(module))
+    before = surroundings._own_and_others(module)
+    assert surroundings._own_and_others(module) == before
+    assert surroundings._SEEN["exportcheck_installed"].is_current(module)
+    change(module)
+    remembered = surroundings._own_and_others(module)
+    surroundings._SEEN.clear()
+    assert remembered == surroundings._own_and_others(module) != before
+
+
+def test_nothing_that_is_remembered_keeps_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("exportcheck_installed")
+    monkeypatch.setattr(surroundings, "_SEEN", {})
+    module.LAST = torch.nn.Linear(2, 2)
+    surroundings._own_and_others(module)
+    assert not surroundings._SEEN
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "PWD",
+            "SHELL",
+            "TERM_PROGRAM",
+            "KITTY_WINDOW_ID",
+            "WT_SESSION",
+            "SSH_CONNECTION",
+            "LANG",
+            "COLORFGBG",
+        ),
+        *("BASH_VERSION", "HISTFILE", "PS1", "XDG_SESSION_ID", "DESKTOP_SESSION", "SUDO_USER", "WSLENV"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "_CE_CONDA", "UV", "UV_CACHE_DIR", "PIP_INDEX_URL", "TOX_ENV_NAME"),
+        *("CI_JOB_ID", "CIRCLE_BUILD_NUM", "RUNNER_TEMP", "ImageVersion", "KUBERNETES_SERVICE_HOST"),
+        *("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER"),
+    ],
+)
+def test_what_a_terminal_or_a_package_manager_sets_does_not_count(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert name not in surroundings.variables(every=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PATH", "HOME", "CI", "OMP_NUM_THREADS", "TORCH_LOGS", "PYTHONHASHSEED", "HF_HOME", "MY_MODEL_WIDTH"],
+)
+def test_what_may_reach_a_capture_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    assert surroundings.variables(every=False)[name] == "1"
+
+
+def test_of_what_torch_and_transformers_read_little_is_left_out() -> None:
+    """Where caches lie, names and colours in messages, compilers: none of it reaches a capture."""
+    access = re.compile(
+        r"""(?:environ(?:\.get)?|getenv)\s*[(\[]\s*["'](\w+)["']|["'](\w+)["'] in os\.environ"""
+    )
+    read = set()
+    for package in (torch, transformers):
+        for file in Path(package.__file__).parent.rglob("*.py"):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            if ("environ" in text or "getenv" in text) and "test" not in file.as_posix().partition("site-")[
+                2
+            ]:
+                read |= {one or other for one, other in access.findall(text)}
+    assert {"CI", "TORCHINDUCTOR_CACHE_DIR", "TRANSFORMERS_VERBOSITY"} <= read
+    counted = surroundings._OF_A_TEST.fullmatch, surroundings._OF_A_RUN.fullmatch
+    assert {name for name in read if any(left_out(name) for left_out in counted)} <= {
+        *(
+            "XDG_CACHE_HOME",
+            "XDG_CONFIG_DIRS",
+            "XDG_CONFIG_HOME",
+            "XDG_DATA_DIRS",
+            "XDG_DATA_HOME",
+            "XDG_STATE_HOME",
+        ),
+        *("CONDA_EXE", "CONDA_PREFIX", "VIRTUAL_ENV", "NO_COLOR", "USER", "USERNAME", "VSCODE_PID"),
+        "PIP_DISABLE_PIP_VERSION_CHECK",
+    }
 
 
 def test_only_what_comes_back_as_it_was_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

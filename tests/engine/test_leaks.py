@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -380,3 +382,31 @@ def test_attributes_that_a_scope_changes_adds_and_removes_are_put_back(model: to
         "vars(model) kept was changed (_Odd to _Odd) by the patch mine: put back",
         "vars(model) new was added by the patch mine: put back",
     ]
+
+
+def test_a_table_of_several_modules_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"fast": len}
+    for name in ("exportcheck_one", "exportcheck_two"):
+        module = ModuleType(name)
+        module.TABLE = table  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    before = snapshot(modules=["exportcheck_one", "exportcheck_two"], packages=())
+    assert difference(before) == []
+    table["fast"] = repr
+    (leak,) = difference(before)
+    assert leak.place == "exportcheck_one.TABLE['fast']"
+    leak.undo()  # type: ignore[misc]
+    assert difference(before) == []
+
+
+def test_an_entry_that_moves_to_the_next_class_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a module holds is compared at once: where it is must count too."""
+    module: Any = ModuleType("exportcheck_one")
+    exec("class A:\n    pass\n\nclass B:\n    pass\n\nA.last = lambda self: 1\n", vars(module))
+    monkeypatch.setitem(sys.modules, "exportcheck_one", module)
+    before = snapshot(modules=["exportcheck_one"], packages=())
+    function = module.A.last
+    del module.A.last
+    module.B.last = function
+    places = {leak.place: leak.change for leak in difference(before)}
+    assert places == {"exportcheck_one.A.last": "removed", "exportcheck_one.B.last": "added"}

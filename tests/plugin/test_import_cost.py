@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
 import textwrap
 
 import pytest
+
+from pytest_exportcheck.lazy import large_imports
 
 HEAVY = {"torch", "transformers", "onnx", "onnxscript", "onnxruntime"}
 
@@ -85,3 +89,18 @@ def test_registered_markers_and_help(pytester):
     result.stdout.fnmatch_lines(["@pytest.mark.exporter_onnx_dynamo: *", "@pytest.mark.device_cuda: *"])
     result = pytester.runpytest_subprocess("--help")
     result.stdout.fnmatch_lines(["model export checks*", "*--exportcheck *", "*--require-device=DEV*"])
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_large_imports_leave_the_collector_as_they_found_it(enabled: bool) -> None:
+    was = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        seen = []
+        with contextlib.suppress(ImportError), large_imports():
+            seen.append(gc.isenabled())
+            raise ImportError
+        assert seen == [False]
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if was else gc.disable)()
