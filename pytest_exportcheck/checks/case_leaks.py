@@ -21,9 +21,6 @@ _SHOWN = 4
 #: What these keep of a trace is theirs: tables that they fill on first use.
 _OWN_STATE = ("torch._dynamo", "torch._functorch", "torch._inductor", "torch.compiler")
 
-#: Where dynamo marks functions as not to be traced, once in a process, when it first compiles anything.
-_MARKED_ONCE = ("torch.jit.", "torch.fx.", "torch.optim.")
-
 #: Registries of a model's parts whose entries are its state, which is looked at elsewhere.
 _STATE = ("_parameters", "_buffers", "_modules")
 
@@ -97,8 +94,6 @@ class Leftovers:
 
 def _counts(leak: Leak) -> bool:
     if leak.place.startswith(_OWN_STATE):
-        return False
-    if leak.place.startswith(_MARKED_ONCE) and hasattr(leak.value, "_torchdynamo_disable_msg"):
         return False
     if leak.place.rpartition(".")[2].startswith("__") and _is_of_a_module(leak):
         # Dynamo puts what it compiled (``__compiled_fn_1``) among the names of the model's module, and takes

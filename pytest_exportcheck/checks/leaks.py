@@ -30,6 +30,9 @@ _ABSENT: Any = object()
 #: In place of a value that is not watched, and not kept: it may hold a model.
 _UNWATCHED: Any = object()
 
+#: Where dynamo marks functions as not to be traced, once in a process, when it first compiles anything.
+_MARKED_ONCE = ("torch.jit.", "torch.fx.", "torch.optim.")
+
 _KERNEL = "operator kernel {}"
 
 #: Of an entry of a registry: a text, and what is put into it when it is shown.
@@ -211,7 +214,9 @@ def snapshot(
 
 
 def difference(before: Snapshot) -> list[Leak]:
-    """What has changed since `before`, sorted by place. Modules imported meanwhile are no leak."""
+    """What has changed since `before`, sorted by place. Modules imported meanwhile are no leak, nor is what
+    dynamo sets up once in a process, or compiled.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         changed = [
@@ -223,7 +228,7 @@ def difference(before: Snapshot) -> list[Leak]:
         ]
         # A table that several modules import is one of the first.
         once = {id(space.live): space for space in reversed(changed)}
-        leaks = [leak for space in once.values() for leak in space.leaks()]
+        leaks = [leak for space in once.values() for leak in space.leaks() if not _is_of_dynamo(leak)]
         parts = _parts(before.models)
         for label in before.parts.keys() | parts.keys():
             space, new = before.parts.get(label), parts.get(label)
@@ -248,6 +253,14 @@ def difference(before: Snapshot) -> list[Leak]:
         elif not _same(old, new):
             leaks.append(Leak(place, "changed", f"{_text(old)} to {_text(new)}", value=new))
     return sorted(leaks, key=lambda leak: leak.place)
+
+
+def _is_of_dynamo(leak: Leak) -> bool:
+    if leak.place.startswith("torch._dynamo.backends."):
+        return leak.change == "added"  # the names of its compilers
+    if "__compiled_fn" in leak.place:
+        return True  # what it compiled, among the names of the module of the code: a reset takes it away
+    return leak.place.startswith(_MARKED_ONCE) and hasattr(leak.value, "_torchdynamo_disable_msg")
 
 
 def _inherited(cls: type, name: str) -> Any:
