@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
-import operator
 import os
 import platform
 import re
@@ -19,8 +17,7 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +192,9 @@ def add_installed(content: Content, classes: Sequence[type], folder: Path) -> No
             continue
         if name in names:
             content.add(name, _digest_of(filename))
-        text, strangers = _own_and_others(module)
-        content.add(name, text)
+        entries = dict(_entries(module))
+        strangers = {key: entries.pop(key) for key, value in list(entries.items()) if _is_stranger(value)}
+        content.add(name, repr(entries))
         if strangers:
             content.add(name, strangers)
     for name, filename in _outside(folder):
@@ -259,87 +257,6 @@ def _module_name(value: Any) -> str:
     return str(type(value).__module__)
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """What the entries of a module were, written down, and how to see that they are still the same.
-
-    Attributes
-    ----------
-    lives:
-        Its namespace, those of its classes, and its tables.
-    names, values:
-        Of all that was in them; held, so that nothing else gets their identities.
-    functions, codes:
-        Of the values, in properties and methods too: code can be replaced in place.
-    """
-
-    lives: tuple[Mapping[Any, Any], ...]
-    names: tuple[Any, ...]
-    values: tuple[Any, ...]
-    functions: tuple[types.FunctionType, ...]
-    codes: tuple[types.CodeType, ...]
-    text: str
-
-    def is_current(self, module: types.ModuleType) -> bool:
-        return (
-            self.lives[0] is vars(module)
-            and tuple(itertools.chain.from_iterable(self.lives)) == self.names
-            and _are(self.values, itertools.chain.from_iterable(map(_VALUES, self.lives)))
-            and _are(self.codes, map(_CODE, self.functions))
-        )
-
-
-_VALUES = operator.methodcaller("values")
-_CODE = operator.attrgetter("__code__")
-
-#: Name of a module -> what was seen of it last.
-_SEEN: dict[str, _Seen] = {}
-
-
-def _are(before: Sequence[Any], now: Iterable[Any]) -> bool:
-    return tuple(map(id, before)) == tuple(map(id, now))
-
-
-def _own_and_others(module: types.ModuleType) -> tuple[str, dict[str, Any]]:
-    """(the entries of an installed module as text, functions in it of anybody else's).
-
-    Every case asks for those of the same modules, and hardly ever has one changed.
-    """
-    seen = _SEEN.get(module.__name__)
-    if seen is not None and seen.is_current(module):
-        return seen.text, {}
-    lives = tuple(_namespaces(module))
-    names = tuple(itertools.chain.from_iterable(lives))
-    values = tuple(itertools.chain.from_iterable(map(_VALUES, lives)))
-    entries = dict(_entries(module))
-    strangers = {key: entries.pop(key) for key, value in list(entries.items()) if _is_stranger(value)}
-    text = repr(entries)
-    _SEEN.pop(module.__name__, None)
-    # Nothing that is held here may keep a model alive.
-    if not strangers and not any(isinstance(value, (torch.nn.Module, torch.Tensor)) for value in values):
-        functions = tuple(itertools.chain.from_iterable(map(_functions, values)))
-        _SEEN[module.__name__] = _Seen(lives, names, values, functions, tuple(map(_CODE, functions)), text)
-    return text, strangers
-
-
-def _namespaces(module: types.ModuleType) -> Iterator[Mapping[Any, Any]]:
-    """All that `_entries` reads."""
-    yield vars(module)
-    for value in list(vars(module).values()):
-        if isinstance(value, type):
-            if value.__module__ == module.__name__:
-                yield vars(value)
-        elif type(value) is dict:
-            yield value
-        elif _has_tables(type(value)):
-            yield from (vars(type(value)), vars(value), *_tables(value))
-
-
-def _functions(value: Any) -> Iterator[types.FunctionType]:
-    parts = (value.fget, value.fset) if isinstance(value, property) else (getattr(value, "__func__", value),)
-    yield from (part for part in parts if isinstance(part, types.FunctionType))
-
-
 def _entries(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
     """What each name of an installed module stands for; functions of anybody else's as they are."""
     for key, value in sorted(vars(module).items()):
@@ -398,12 +315,8 @@ def _tables(value: Any) -> Iterator[Mapping[Any, Any]]:
     """Tables of functions by name: dicts, and what `GeneralInterface` of transformers holds."""
     kind = type(value)
     tables = [value] if kind is dict else []
-    if _has_tables(kind):
+    if hasattr(kind, "register") and "_global_mapping" in vars(kind):
         tables = [vars(kind)["_global_mapping"], vars(value).get("_local_mapping")]
     for table in tables:
         if type(table) is dict and all(isinstance(key, str) for key in table):
             yield table
-
-
-def _has_tables(kind: type) -> bool:
-    return hasattr(kind, "register") and "_global_mapping" in vars(kind)

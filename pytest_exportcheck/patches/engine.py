@@ -284,26 +284,16 @@ class _Copies:
             names = getattr(module, "__dict__", None)
             if not isinstance(names, dict):
                 continue
-            # Most modules have none: that is seen without a look at one name after the other.
-            if not wanted.keys().isdisjoint(map(id, names.values())):
-                for key, value in list(names.items()):
-                    if id(value) in wanted:
-                        wanted[id(value)][1].append((module, key))
-            for key in _constant_names(names):
-                if id(value := names.get(key)) not in wanted:
+            for key, value in list(names.items()):
+                if id(value) in wanted:
+                    wanted[id(value)][1].append((module, key))
+                elif isinstance(key, str) and key.isupper():
                     for table in _tables(value):
                         tables.setdefault(id(table), table)
         for table in tables.values():
             for key, value in list(table.items()):
                 if id(value) in wanted:
                     wanted[id(value)][1].append((table, key))
-
-
-def _constant_names(names: dict[Any, Any]) -> list[str]:
-    try:
-        return list(filter(str.isupper, names))
-    except TypeError:
-        return [key for key in names if isinstance(key, str) and key.isupper()]
 
 
 def _tables(value: Any) -> Iterator[MutableMapping[str, Any]]:

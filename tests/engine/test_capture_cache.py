@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import re
-import types
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,46 +28,6 @@ from .helpers import make_run, verdict
 from .test_conversions import judged
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-INSTALLED = """
-LIMIT = 3
-
-def first(x):
-    return x
-
-def second(x):
-    return -x
-
-class Registry:
-    _global_mapping = {"eager": first}
-
-    def __init__(self):
-        self._local_mapping = {}
-
-    def register(self):
-        pass
-
-class Layer:
-    scale = 2.0
-
-    @staticmethod
-    def helper(x):
-        return x
-
-    @property
-    def width(self):
-        return 1
-
-    def forward(self):
-        pass
-
-    def backward(self):
-        pass
-
-TABLE = {"fast": first}
-REGISTRY = Registry()
-last = 1
-"""
 
 NET = """
     import os
@@ -631,86 +590,6 @@ def test_variables_of_a_run_count_only_where_code_reads_variables(monkeypatch: p
     assert "GITHUB_RUN_ID" not in few
     assert "GITHUB_RUN_ID" in every
     assert "PYTEST_CURRENT_TEST" not in every
-
-
-def change_a_constant(module: Any) -> None:
-    module.LIMIT = 4
-
-
-def change_a_name(module: Any) -> None:
-    module.other = vars(module).pop("last")
-
-
-def change_a_method(module: Any) -> None:
-    module.Layer.forward = module.Layer.backward
-
-
-def change_a_property(module: Any) -> None:
-    module.Layer.width = property(module.Layer.backward)
-
-
-def change_a_default_of_a_class(module: Any) -> None:
-    module.Layer.scale = 3.0
-
-
-def change_a_table(module: Any) -> None:
-    module.TABLE["fast"] = module.second
-
-
-def change_a_table_of_a_registry(module: Any) -> None:
-    module.REGISTRY._local_mapping = {"sdpa": module.second}
-
-
-def change_a_registry_of_all(module: Any) -> None:
-    type(module.REGISTRY)._global_mapping["eager"] = module.second
-
-
-def change_code_of_a_static_method(module: Any) -> None:
-    module.Layer.helper.__code__ = module.second.__code__
-
-
-def change_code_of_a_property(module: Any) -> None:
-    module.Layer.width.fget.__code__ = module.second.__code__
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        change_a_constant,
-        change_a_name,
-        change_a_method,
-        change_a_property,
-        change_a_default_of_a_class,
-        change_a_table,
-        change_a_table_of_a_registry,
-        change_a_registry_of_all,
-        change_code_of_a_static_method,
-        change_code_of_a_property,
-    ],
-    ids=lambda change: change.__name__,
-)
-def test_what_is_remembered_of_installed_code_is_never_stale(
-    change: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = types.ModuleType("exportcheck_installed")
-    monkeypatch.setattr(surroundings, "is_genuine", lambda item: True)
-    monkeypatch.setattr(surroundings, "_SEEN", {})
-    exec(INSTALLED, vars(module))
-    before = surroundings._own_and_others(module)
-    assert surroundings._own_and_others(module) == before
-    assert surroundings._SEEN["exportcheck_installed"].is_current(module)
-    change(module)
-    remembered = surroundings._own_and_others(module)
-    surroundings._SEEN.clear()
-    assert remembered == surroundings._own_and_others(module) != before
-
-
-def test_nothing_that_is_remembered_keeps_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = types.ModuleType("exportcheck_installed")
-    monkeypatch.setattr(surroundings, "_SEEN", {})
-    module.LAST = torch.nn.Linear(2, 2)
-    surroundings._own_and_others(module)
-    assert not surroundings._SEEN
 
 
 @pytest.mark.parametrize(
