@@ -33,6 +33,10 @@ _INNER: dict[str, type] = {
     "operators": int,
 }
 
+#: Lists of the environment, and what is in them.
+_LISTS: dict[str, type] = {"gpus": str, "seeds": int}
+_SELECTION: dict[str, type] = {"paths": str, "options": str, "deselected": dict}
+
 CaseKey = tuple[str, str | None, str | None, str, str, str | None]
 
 
@@ -108,8 +112,9 @@ def read_report(path: Path) -> Report:
         if wrong is not None:
             raise ReportError(f"{path}: case {index} is no record of a case: {wrong}")
     facts = data.get("environment")
-    if isinstance(facts, dict) and not isinstance(facts.get("packages", {}), dict):
-        raise ReportError(f"{path}: not a report of --exportcheck-report: environment.packages is no mapping")
+    wrong = _wrong_environment(facts) if isinstance(facts, dict) else None
+    if wrong is not None:
+        raise ReportError(f"{path}: not a report of --exportcheck-report: environment.{wrong}")
     return Report(str(path), facts if isinstance(facts, dict) else {}, data["cases"])
 
 
@@ -135,6 +140,35 @@ def _wrong(record: Any) -> str | None:
         items: Any = value.values() if isinstance(value, dict) else value
         if inner is not None and not all(isinstance(item, inner) for item in items):
             return f"{field!r} is {value!r:.40}"
+    for output in record.get("outputs") or ():
+        if not isinstance(output.get("path"), str):
+            return f"an output has the path {output.get('path')!r:.40}"
+        if not isinstance(output.get("shape") or [], list):
+            return f"the shape of an output is {output['shape']!r:.40}"
+    for stage, spent in (record.get("durations") or {}).items():
+        if not isinstance(spent.get("cpu_s") or 0.0, (int, float)):
+            return f"the CPU seconds of {stage!r} are {spent['cpu_s']!r:.40}"
+    return None
+
+
+def _wrong_environment(facts: Mapping[str, Any]) -> str | None:
+    """What of the environment cannot be read, of what comparisons and merges go into."""
+    for name in ("packages", "selection"):
+        if not isinstance(facts.get(name) or {}, dict):
+            return f"{name} is no mapping"
+    selection = facts.get("selection") or {}
+    for prefix, found, kinds in (("", facts, _LISTS), ("selection.", selection, _SELECTION)):
+        for name, kind in kinds.items():
+            items = found.get(name) or []
+            if not isinstance(items, list) or not all(isinstance(item, kind) for item in items):
+                return f"{prefix}{name} is {items!r:.40}"
+    for prefix, holder, name in (("", facts, "left_out"), ("selection.", selection, "unfinished")):
+        if not isinstance(holder.get(name) or "", str):
+            return f"{prefix}{name} is {holder[name]!r:.40}"
+    for case in selection.get("deselected") or ():
+        for field in _FIELDS:
+            if not isinstance(case.get(field) or "", str):
+                return f"selection.deselected has a case whose {field!r} is {case[field]!r:.40}"
     return None
 
 

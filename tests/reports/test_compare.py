@@ -481,6 +481,10 @@ WHOLE = {"spec": "a", "exporter": "x", "patch_mode": "n", "device": "cpu", "dtyp
         ({"shapes": {"": 1}}, "'shapes' is {'': 1}"),
         ({"details": "x"}, "'details' is 'x'"),
         ({"operators": {"Add": "x"}}, "'operators' is {'Add': 'x'}"),
+        ({"outputs": [{"ok": True}]}, "an output has the path None"),
+        ({"outputs": [{"path": ["a"]}]}, "an output has the path ['a']"),
+        ({"outputs": [{"path": "a", "shape": 3}]}, "the shape of an output is 3"),
+        ({"durations": {"load": {"cpu_s": "x"}}}, "the CPU seconds of 'load' are 'x'"),
     ],
 )
 @pytest.mark.parametrize(
@@ -508,6 +512,38 @@ def test_what_else_is_no_report(tmp_path, monkeypatch, capsys):
         (tmp_path / "r.json").write_text(text)
         assert main(["markdown", "r.json"]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"selection": 3}, "selection is no mapping"),
+        ({"selection": {"paths": "x"}}, "selection.paths is 'x'"),
+        ({"selection": {"deselected": [1]}}, "selection.deselected is [1]"),
+        (
+            {"selection": {"deselected": [{"spec": ["a"]}]}},
+            "selection.deselected has a case whose 'spec' is ['a']",
+        ),
+        ({"selection": {"unfinished": 3}}, "selection.unfinished is 3"),
+        ({"left_out": 3}, "left_out is 3"),
+        ({"gpus": 3}, "gpus is 3"),
+        ({"seeds": ["x"]}, "seeds is ['x']"),
+    ],
+)
+@pytest.mark.parametrize("command", [["compare", "ok.json"], ["merge", "-o", "m", "ok.json"]])
+def test_an_environment_that_cannot_be_read_is_told_in_one_line(
+    tmp_path, monkeypatch, capsys, environment, message, command
+):
+    """And not by a traceback, whose exit status 1 is that of a run that got worse."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ok.json").write_text(json.dumps({"schema": 1, "cases": []}))
+    (tmp_path / "bad.json").write_text(
+        json.dumps({"schema": 1, "environment": environment, "cases": [{**WHOLE, "verdict": "pass"}]})
+    )
+    assert main([*command, "bad.json"]) == 2
+    assert capsys.readouterr().err == (
+        f"exportcheck: bad.json: not a report of --exportcheck-report: environment.{message}\n"
+    )
 
 
 def test_the_least_that_a_record_has_is_enough(tmp_path, monkeypatch, capsys):
