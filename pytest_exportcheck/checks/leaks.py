@@ -260,6 +260,10 @@ def _is_of_dynamo(leak: Leak) -> bool:
         return leak.change == "added"  # the names of its compilers
     if "__compiled_fn" in leak.place:
         return True  # what it compiled, among the names of the module of the code: a reset takes it away
+    if getattr(leak.value, "__module__", None) == "torch._dynamo.mutation_guard":
+        # Marks modules that are made inside a `forward`, put around `Module.__init__` once: taken back, it
+        # would never come again.
+        return True
     return leak.place.startswith(_MARKED_ONCE) and hasattr(leak.value, "_torchdynamo_disable_msg")
 
 

@@ -361,6 +361,19 @@ def test_what_dynamo_marks_once_is_its_own(tmp_path: Path, monkeypatch: pytest.M
     assert hasattr(torch.jit.trace, "_torchdynamo_disable_msg")
 
 
+def test_what_dynamo_puts_around_the_making_of_modules_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once in a process: taken back, it would never come again, and a case would be blamed for it."""
+    from torch._dynamo import mutation_guard
+
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(torch.nn.Module, name, getattr(torch.nn.Module, name))
+    monkeypatch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    before = snapshot()
+    mutation_guard.install_generation_tagging_init()
+    assert torch.nn.Module.__init__.__module__ == mutation_guard.__name__
+    assert _texts(before) == []
+
+
 def test_attributes_that_a_scope_changes_adds_and_removes_are_put_back(model: torch.nn.Module) -> None:
     odd = _Odd()
     model.kept, model.gone = odd, 1  # type: ignore[assignment]
