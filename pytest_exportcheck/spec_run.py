@@ -14,6 +14,7 @@ from .cases import CaseId
 from .checks.held import StateWatch
 from .checks.numbers import refuse_unused_rules
 from .checks.remains import TraceRemains
+from .checks.sizes import refuse_unknown_sizes
 from .checks.state import differences, model_state
 from .errors import (
     ExportCheckError,
@@ -220,6 +221,9 @@ class SpecRun:
             plans = build_calls(self.spec, where, dtype)
             seen = observe(self.spec, model, plans, where, dtype, mode)
             checked = CheckedObservation(**vars(seen))
+            if not checked.failures:
+                # A name may be a symbol of a broken graph.
+                refuse_unknown_sizes(self.spec, list(checked.graphs.values()))
             for graph in list(checked.graphs.values()):
                 checked.check(graph, watch, build)
             if not checked.failures:

@@ -39,7 +39,7 @@ def _wanted(
     spec: ModelSpec, graph: GraphObservation, comparisons: Sequence[Comparison]
 ) -> tuple[list[dict[str, int]], Thresholds]:
     """(sizes to try, those of them that are due to comparisons)."""
-    example, listed = graph.example, _listed(spec)
+    example, listed = graph.example, _listed(spec, graph)
 
     def is_allowed(sizes: Mapping[str, int]) -> bool:
         return all(sizes[name] in (example.sizes[name], *given) for name, given in listed.items())
@@ -60,27 +60,29 @@ def _wanted(
     return [*first, *others, *thresholds.sizes], thresholds
 
 
-def _listed(spec: ModelSpec) -> Mapping[str, Sequence[int]]:
-    """The sizes that the spec gives, by symbol."""
-    return spec.resize if isinstance(spec.resize, Mapping) else {}
+def _listed(spec: ModelSpec, graph: GraphObservation) -> Mapping[str, Sequence[int]]:
+    """The sizes that the spec gives, by symbol of the graph."""
+    given = spec.resize if isinstance(spec.resize, Mapping) else {}
+    return {name: sizes for name, sizes in given.items() if name in graph.shapes.symbols}
 
 
-def refuse_unknown_sizes(spec: ModelSpec, graph: GraphObservation) -> None:
-    """Whether the symbols whose sizes the spec lists are those of the graph: known before any export.
+def refuse_unknown_sizes(spec: ModelSpec, graphs: Sequence[GraphObservation]) -> None:
+    """Whether the symbols whose sizes the spec lists are those of a graph: known before any export.
 
     Raises
     ------
     ObserveError
-        The graph has no such symbol.
+        No graph has such a symbol.
     """
-    symbols = graph.shapes.symbols
-    unknown = [name for name in _listed(spec) if name not in symbols]
+    symbols = list(dict.fromkeys(name for graph in graphs for name in graph.shapes.symbols))
+    given = spec.resize if isinstance(spec.resize, Mapping) else {}
+    unknown = [name for name in given if name not in symbols]
     if unknown:
         line, column = spec.location("resize", unknown[0])
         named = ", ".join(name + suggest(name, symbols) for name in unknown)
-        which = f"graph {graph.name}" if graph.name else "the graph"
+        which = "graph" if len(graphs) == 1 else "graphs"
         raise ObserveError(
-            f"{spec.relative}:{line}:{column}: resize names {named}, the symbols of {which} are "
+            f"{spec.relative}:{line}:{column}: resize names {named}, the symbols of the {which} are "
             f"{', '.join(symbols) or 'none'}"
         )
 
@@ -175,7 +177,7 @@ def check_other_sizes(
     """
     if spec.resize == "off":
         return
-    listed = _listed(spec)
+    listed = _listed(spec, graph)
     of_spec = sizes_from_spec(graph.example, listed) if listed else []
     wanted, thresholds = _wanted(spec, graph, comparisons)
     passed: list[str] = []
@@ -254,7 +256,7 @@ def _offer(
 
     Not where it gives other numbers: nobody would notice.
     """
-    example, listed = graph.example.sizes, _listed(spec)
+    example, listed = graph.example.sizes, _listed(spec, graph)
     candidates = {
         symbol: list(
             dict.fromkeys(

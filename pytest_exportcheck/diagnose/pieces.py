@@ -253,11 +253,13 @@ class ModelDiagnoseOutput(PieceShapes, PieceText):
         try:
             if not self.inputs:
                 raise ValueError(f"{self.full_name} has no recorded call")
-            with register_flattening_functions(None), torch.no_grad(), quietly():
-                subject = self.subject(chosen, dynamic=dynamic, tolerances=tolerances, options=options)
+            with register_flattening_functions(None), torch.no_grad():
+                with quietly():
+                    subject = self.subject(chosen, dynamic=dynamic, tolerances=tolerances, options=options)
                 self._debug_export(subject)
                 step = "EXPORT"
                 with (
+                    quietly(),
                     # They run around the recorded calls: to an exporter they are part of the module.
                     without_forward_hooks(self.model),
                     self._replaced(replaced, shape_functions, verbose) as operators,

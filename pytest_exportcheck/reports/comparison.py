@@ -66,7 +66,7 @@ def _headline(comparison: Comparison) -> str:
 
 def _heading(heading: str, groups: Mapping[str, list[str]]) -> str:
     cases = len({case for names in groups.values() for case in names})
-    several = f", {len(groups)} kinds" if 1 < len(groups) < cases else ""
+    several = f", {counted(len(groups), 'kind')}" if 1 < len(groups) < cases else ""
     return f"{heading} ({cases}{several})"
 
 
@@ -105,7 +105,7 @@ def _group(text: str, cases: list[str], effect: str) -> list[str]:
     lines = _folded(cases)
     if effect != "worse" and len(lines) > _MOST_LINES + 1:
         lines[_MOST_LINES:] = ["..."]
-    return [f"  {len(cases)} cases: {shown}", *(f"    {line}" for line in lines)]
+    return [f"  {counted(len(cases), 'case')}: {shown}", *(f"    {line}" for line in lines)]
 
 
 def _cut(text: str) -> str:
@@ -161,7 +161,7 @@ def _item(text: str, cases: list[str], effect: str) -> list[str]:
     names = [f"  {markdown_cell(line)}  " for line in _folded(cases)]
     if effect == "worse" or len(cases) <= 3:
         return [f"- **{len(cases)} cases**: {shown}  ", *names]
-    summary = f"  <details><summary>{len(cases)} cases</summary>"
+    summary = f"  <details><summary>{counted(len(cases), 'case')}</summary>"
     return [f"- {shown}", "", summary, "", *names, "", "  </details>", ""]
 
 

@@ -170,7 +170,7 @@ def test_a_spec_with_groups_serves_prompt_lookup(tmp_path: Path) -> None:
         observe:
           calls: [{call: "net.py:calls"}]
           graphs: {guess: [0, 4], step: [1, 2, 3, 5]}
-        resize: {past: [3, 20]}
+        resize: {past: [3, 14, 20], seq: [4, 14, 29]}
         """,
     )
     for graph in ("guess", "step"):

@@ -60,22 +60,19 @@ _SUBGRAPHS = "pkg.torch.__subgraph__"
 
 
 def _one_version_of_subgraphs(original: Any) -> Any:
-    def add_opset_imports(model: Any) -> None:
-        from onnx_ir.traversal import RecursiveGraphIterator
+    def call_op(op_type: str, *args: Any, _domain: str = "", **kwargs: Any) -> Any:
+        outputs = original(op_type, *args, _domain=_domain, **kwargs)
+        if _domain == _SUBGRAPHS and outputs:
+            outputs[0].producer().version = None
+        return outputs
 
-        for graph in (model.graph, *model.functions.values()):
-            for node in RecursiveGraphIterator(graph):
-                if node.domain == _SUBGRAPHS:
-                    node.version = None
-        original(model)
-
-    return add_opset_imports
+    return call_op
 
 
 def loops_in_onnx() -> Patch:
     """For models with `torch.while_loop`, also where the loop was rewritten."""
     return Patch(
-        "torch.onnx._internal.exporter._ir_passes.add_opset_imports",
+        "torch.onnx._internal.exporter._torchlib.ops.hop.call_op",
         _one_version_of_subgraphs,
         why="beside torch.while_loop no torch.cond in a loop or a branch is converted: the first call of "
         "the test has another version of the domain of subgraphs",
