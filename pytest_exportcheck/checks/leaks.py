@@ -338,6 +338,11 @@ def _looked_for(name: str, live: dict[str, Any]) -> Iterator[_Space]:
             for table in _tables(value):
                 label = f"{name}.{key}[{{!r}}]"
                 yield _Space.of(label, table, _in_a_table, table.__setitem__, table.__delitem__)
+    if name == "torch.nn.modules.module":  # hooks of all modules, by number
+        for key, table in held.items():
+            if key.startswith("_global_") and isinstance(table, dict):
+                label = f"{name}.{key}[{{!r}}]"
+                yield _Space.of(label, table, _in_a_module, table.__setitem__, table.__delitem__)
 
 
 def _in_a_module(name: Any, value: Any) -> bool:

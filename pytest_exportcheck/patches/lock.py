@@ -265,6 +265,12 @@ def _lint_one(mode: str, patch: Patch, known: Any, versions: dict[str, str]) -> 
                 "where a model makes such a call, change the patch; elsewhere there is nothing to do",
             ],
         )
+    if needed := _needed(now or {}, taken or {}):
+        yield finding(
+            "error",
+            f"the replacement needs {', '.join(needed)}, which the target has not: every call of the target "
+            "is a TypeError while the mode is active",
+        )
     if known is None:
         return
     before, current = known.get("parameters"), _text(now)
@@ -314,14 +320,29 @@ def _dropped(
     kinds = {parameter.kind for parameter in taken.values()}
     named = [name for name, parameter in now.items() if parameter.kind not in _KINDS]
     own = [name for name, parameter in taken.items() if parameter.kind not in _KINDS]
-    # What a method calls its instance is its own matter.
-    missing = [name for name in named[own[:1] != named[:1] :] if name not in own]
+    # What a method calls its instance is its own matter, where it takes one.
+    missing = [name for name in named[bool(own) and own[:1] != named[:1] :] if name not in own]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         return [*missing, *moved]
     if patch.wraps:
         return moved  # the rest is handed on to the original
     before = known.get("parameters") if known else None
     return [*(name for name in missing if before is not None and name not in before), *moved]
+
+
+def _needed(now: dict[str, inspect.Parameter], taken: dict[str, inspect.Parameter]) -> list[str]:
+    """Parameters of the replacement without a default that no call of the target gives."""
+    if not now or any(parameter.kind in _KINDS for parameter in now.values()):
+        return []  # not known, or of any number and name
+    places, named = _by_position(now), _by_position(taken)
+    return [
+        name
+        for name, parameter in taken.items()
+        if parameter.default is parameter.empty
+        and parameter.kind not in _KINDS
+        and name not in now
+        and (name not in named or named.index(name) >= len(places))
+    ]
 
 
 def _by_position(parameters: dict[str, inspect.Parameter]) -> list[str]:

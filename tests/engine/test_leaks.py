@@ -335,6 +335,99 @@ def test_an_attribute_that_a_mode_sets_and_forgets_changes_no_later_verdict(
     assert run.model("cpu", "float32").scale == 1.0
 
 
+_FORGETFUL = """
+from contextlib import contextmanager
+from types import SimpleNamespace
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    kind = "plain"
+
+    def __init__(self):
+        super().__init__()
+        self.config = SimpleNamespace(kind="plain")
+        self.table = {"kind": "plain"}
+        self.part = nn.Identity()
+
+    def forward(self, x):
+        return self.part(x) * 2
+
+
+class Same(nn.Module):
+    def forward(self, x):
+        return x
+
+
+def build_model():
+    return Net()
+
+
+def calls():
+    return [((torch.ones(2, 3),), {}), ((torch.ones(4, 5),), {})]
+
+
+def config(model):
+    model.config.kind = "other"
+
+
+def table(model):
+    model.table["kind"] = "other"
+
+
+def constant(model):
+    Net.kind = "other"
+
+
+def part(model):
+    model.part = Same()
+
+
+def hook(model):
+    nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
+
+
+@contextmanager
+def mode(model):
+    LEAK(model)
+    yield
+"""
+
+
+@pytest.mark.parametrize(
+    ("leak", "place"),
+    [
+        ("config", "vars(model) config.kind was changed ('plain' to 'other')"),
+        ("table", "vars(model) table.kind was changed ('plain' to 'other')"),
+        ("constant", "Net.kind was changed ('plain' to 'other')"),
+        ("part", "vars(model) _modules.part was changed (Identity to Same)"),
+        ("hook", "torch.nn.modules.module._global_forward_hooks["),
+    ],
+)
+def test_what_a_mode_forgets_that_shows_in_no_number_is_put_back(
+    tmp_path: Path, leak: str, place: str
+) -> None:
+    """The next case passed, or failed, with the code that the mode had chosen."""
+    run = make_run(
+        tmp_path,
+        _FORGETFUL.replace("LEAK(model)", f"{leak}(model)"),
+        'matrix: {patch_modes: ["net.py:mode"]}',
+    )
+    stage, error, record = verdict(run, "torch-export", "net.py:mode")
+    assert stage == "pass", error
+    assert record["left_behind"], record
+    assert all(place in text and text.endswith("put back") for text in record["left_behind"])
+    model = run.model("cpu", "float32")
+    assert [model.kind, model.config.kind, model.table, type(model.part)] == [
+        "plain",
+        "plain",
+        {"kind": "plain"},
+        torch.nn.Identity,
+    ]
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
 def test_what_dynamo_compiled_is_its_own(tmp_path: Path) -> None:
     """Strict captures put functions among the names of the model's module, and a reset takes them away."""
     run = make_run(tmp_path, _NET)

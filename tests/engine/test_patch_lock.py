@@ -168,6 +168,22 @@ def test_a_parameter_that_was_dropped_from_the_start_is_an_error_without_a_lock(
     assert [finding.level for finding in findings] == ["warning", "error"]
 
 
+def test_a_replacement_that_takes_nothing_or_needs_more_is_an_error(library: Any) -> None:
+    """No call of the target gets through, whatever the target calls its first parameter."""
+    assert "error: the replacement does not take x, scale, which the target has" in _lint_new(
+        library, lambda: 0
+    )
+    needs = _lint_new(library, lambda x, scale, more, *, other, given=1: 0)
+    assert any(text.startswith("error: the replacement needs more, other, which") for text in needs)
+    assert _lint_new(library, lambda y, scale, more=1: 0) == []
+
+
+def _lint_new(library: Any, replacement: Any) -> list[str]:
+    library.write(_BEFORE)
+    found = lint("mine", [Patch("locked_library.attend", replacement)], {"modes": {}, "versions": {}})
+    return [f"{each.level}: {each.message}" for each in found if each.level == "error"]
+
+
 def test_a_factory_that_hands_on_is_no_error(library: Any) -> None:
     def handed_on(original: Any) -> Any:
         return lambda *args, **kwargs: original(*args, **kwargs)
