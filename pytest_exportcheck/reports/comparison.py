@@ -160,7 +160,7 @@ def _item(text: str, cases: list[str], effect: str) -> list[str]:
         return [f"- {markdown_cell(cases[0])}: {shown}"]
     names = [f"  {markdown_cell(line)}  " for line in _folded(cases)]
     if effect == "worse" or len(cases) <= 3:
-        return [f"- **{len(cases)} cases**: {shown}  ", *names]
+        return [f"- **{counted(len(cases), 'case')}**: {shown}  ", *names]
     summary = f"  <details><summary>{counted(len(cases), 'case')}</summary>"
     return [f"- {shown}", "", summary, "", *names, "", "  </details>", ""]
 

@@ -173,13 +173,17 @@ def _wrong_environment(facts: Mapping[str, Any]) -> str | None:
 
 
 def _worse(one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of two records of one case the one that counts: a shard that skipped it says nothing of it."""
+    if (one["verdict"] == "skip") != (other["verdict"] == "skip"):
+        return other if one["verdict"] == "skip" else one
     return one if worst_verdict(one["verdict"], other["verdict"]) == one["verdict"] else other
 
 
 def merge(reports: Sequence[Report]) -> tuple[dict[str, Any], list[str]]:
     """The union of the reports of several shards.
 
-    A case that several shards ran keeps its worst verdict.
+    A case that several shards ran keeps its worst verdict; one that a shard skipped, for want of a device,
+    that of the shard that ran it.
 
     Returns
     -------
@@ -196,7 +200,8 @@ def merge(reports: Sequence[Report]) -> tuple[dict[str, Any], list[str]]:
             notes.append(f"{report.name} ran with other packages than {first.name}: {', '.join(differing)}")
         for key, record in report.by_key().items():
             known = found.get(key)
-            if known is not None and known[0]["verdict"] != record["verdict"]:
+            verdicts = {record["verdict"]} if known is None else {known[0]["verdict"], record["verdict"]}
+            if known is not None and len(verdicts - {"skip"}) > 1:
                 notes.append(
                     f"{case_name(key)}: {known[0]['verdict']} in {known[1]}, {record['verdict']} in "
                     f"{report.name}; the worse is kept"

@@ -320,6 +320,17 @@ def test_merge_is_a_union_that_keeps_the_worse_verdict_and_says_so():
     assert len(data["environment"]["shards"]) == 2
 
 
+@pytest.mark.parametrize("verdict", ["pass", "fail run"])
+def test_of_merged_shards_the_one_that_ran_a_case_counts(verdict):
+    """The machine without a GPU skips what the other runs."""
+    skipped = report(record("a", "onnx-dynamo", "skip"), name="cpu.json")
+    ran = report(record("a", "onnx-dynamo", verdict), name="gpu.json")
+    for shards in ([skipped, ran], [ran, skipped]):
+        data, notes = merge(shards)
+        assert [case["verdict"] for case in data["cases"]] == [verdict]
+        assert notes == []
+
+
 def test_merged_shards_are_whole_unless_one_was_cut_short():
     def shard(name, left_out, seed):
         return Report(name, {"left_out": left_out, "seeds": [seed]}, [])
