@@ -139,8 +139,9 @@ CAUSES: tuple[Cause, ...] = (
         "data-dependent branch",
         "Python decides by the values of a tensor (if, while, assert, int(), .item()), which a trace does "
         "not know",
-        "torch.where for a choice of values, torch.cond for a choice of code, torch._check for an assertion; "
-        "or keep the branch out of the exported method",
+        "torch.where for a choice of values, torch.cond for a choice of code, torch._check for an assertion: "
+        "the patch mode rewrite writes them where it can (patch_modes: [none, rewrite]); or keep the branch "
+        "out of the exported method",
         "https://docs.pytorch.org/docs/main/compile/dynamic_shapes_troubleshooting_guardon_errors.html",
         pattern=r"(?:Could not guard on data-dependent|GuardOnDataDependentSymNode|"
         r"Could not extract specialized integer from data-dependent|[Dd]ata-dependent branching|"
