@@ -91,7 +91,7 @@ class Main:
         main_job.accept_shapes(folder)
         return folder
 
-    @functools.cache  # noqa: B019
+    @functools.cache  # noqa: B019  one instance, for one run
     def row(self, name: str, *exporters: str) -> dict[str, Any]:
         """A row of `main_job`."""
         return main_job.row(name, self.folder(*exporters))

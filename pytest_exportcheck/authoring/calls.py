@@ -231,6 +231,7 @@ def takes(model: torch.nn.Module, call: Call) -> bool:
             warnings.simplefilter("ignore")
             getattr(model, call.kind)(**given)
     except Exception:
+        # A guess that eager refuses, in whatever way: the next one is tried.
         return False
     return True
 
