@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import torch
@@ -35,6 +35,13 @@ _SAFE_SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 
 #: Images and frames come in multiples of a patch or a stride.
 ON_A_GRID = ("height", "width", "frames")
+
+
+#: So many elements of all inputs are few, whatever the observed calls had.
+_FEW_ELEMENTS = 2**18
+
+#: The largest of all sizes together is at most so many times what the observed calls had, in elements.
+_GROWTH = 4
 
 
 class NotResizable(ObserveError):
@@ -309,10 +316,39 @@ def other_sizes(
                 for name, candidates in variants.items()
             }
         )
+    found[-1] = _bounded(found[-1], variants, shapes, [*seen, example.sizes])
     found += _within_relations(shapes, example)
     unique = {tuple(sorted(sizes.items())): sizes for sizes in found}
     shown = {tuple(sorted(sizes.items())) for sizes in seen}
     return [sizes for key, sizes in unique.items() if key not in shown and is_possible(shapes, sizes)]
+
+
+def _elements(shapes: GraphShapes, sizes: Mapping[str, int]) -> int:
+    """Of all inputs at `sizes`."""
+    return sum(prod(shapes.dims(leaf.path, sizes)) for leaf in shapes.tensors())
+
+
+def _bounded(
+    sizes: dict[str, int],
+    variants: Mapping[str, Sequence[int]],
+    shapes: GraphShapes,
+    known: Sequence[Mapping[str, int]],
+) -> dict[str, int]:
+    """`sizes`, all of them larger than any that was shown, made smaller where the inputs grow out of hand.
+
+    The largest of everything is a product: of a batch of images of twice the sides, whose attention grows
+    with the square of their elements, and a runtime that keeps it whole needs 10 GiB and more where the
+    observed calls need a hundredth of it. Batches give way first: they are only more of the same.
+    """
+    whole = [_elements(shapes, each) for each in known if each.keys() >= sizes.keys()]
+    bound = max(_FEW_ELEMENTS, _GROWTH * max(whole, default=0))
+    batches_first = sorted(variants, key=lambda name: not (name == "batch" or name.endswith("_batch")))
+    for name in batches_first:
+        for smaller in sorted({size for size in variants[name] if 2 <= size < sizes[name]}, reverse=True):
+            if _elements(shapes, sizes) <= bound:
+                return sizes
+            sizes = {**sizes, name: smaller}
+    return sizes
 
 
 def _within_relations(shapes: GraphShapes, example: ExportExample) -> list[dict[str, int]]:
