@@ -244,6 +244,7 @@ def check_other_sizes(
         except ComparisonError:
             raise
         except ExportCheckError as error:
+            error.facts["sizes"] = dict(sizes)
             if captured is not None:
                 error.details += captured.at(arguments, expected)
             said = [error.message, *error.details]

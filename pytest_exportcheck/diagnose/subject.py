@@ -159,6 +159,8 @@ class Subject:
         Whose ``compare`` rules hold.
     share:
         As `ExportRequest.share`.
+    failed:
+        Sizes at which the check found the failure: they are looked at before other sizes.
     """
 
     model: torch.nn.Module
@@ -175,6 +177,7 @@ class Subject:
     sizes: Any = "auto"
     spec: ModelSpec | None = None
     share: bool = True
+    failed: Mapping[str, int] | None = None
 
     @property
     def kind(self) -> str:
@@ -251,6 +254,9 @@ class Subject:
             if listed
             else other_sizes(self.shapes, self.example, self.calls)
         )
+        if self.failed is not None:
+            # Those on the other side of a comparison are known to the check only.
+            wanted = [dict(self.failed), *wanted]
         free = [] if listed else [(without(self.shapes, thin), thin) for thin in self.shapes.thin]
         broken = [(shapes, sizes) for shapes, thin in free for sizes in broken_sizes(thin, self.example)]
         for shapes, sizes in [*((self.shapes, sizes) for sizes in wanted), *broken]:

@@ -112,9 +112,7 @@ def inputs_at(
     recorded = recorded or shapes
     source = recorded_arguments(example, recorded, calls)
     within = _made(source, shapes, recorded, sizes, example, calls, fold=True)
-    on_cpu = all(leaf.device.type == "cpu" for leaf in _tensors(within.arguments).values())
-    # A position beyond a table of them kills a CUDA context, where a CPU raises.
-    if within.folded and on_cpu:
+    if within.folded and _may_be_refused(within.arguments):
         yield SizedInputs(
             _made(source, shapes, recorded, sizes, example, calls, fold=False).arguments, "drawn"
         )
@@ -253,7 +251,7 @@ class _Drawing:
         keep: int,
     ) -> torch.Tensor:
         """`value` with slices along `axis` that are drawn, in the rows from `keep` on."""
-        by_row = axis > 0 and isinstance(leaf.dims[0], DimExpr)
+        by_row = axis > 0 and (isinstance(leaf.dims[0], DimExpr) or value.shape[0] == 1)
 
         def turned(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.movedim(axis, 1) if by_row else tensor.movedim(axis, 0).unsqueeze(0)
@@ -286,7 +284,8 @@ class _Drawing:
         lanes = value.movedim(axis, -1)
         made = torch.tensor([_count_on(lane, size) for lane in lanes.reshape(-1, lanes.shape[-1]).tolist()])
         if shift:
-            made = (made + shift).clamp(min=low)
+            # A padded row begins later; none begins before the first position there is.
+            made += (low - made.min(dim=1, keepdim=True).values).clamp(min=shift)
         if bool((made > high).any()):
             self.folded = True
             if self.fold or high > torch.iinfo(value.dtype).max:
@@ -433,6 +432,11 @@ def _count_on(row: Sequence[int], size: int) -> list[int]:
 def _tensors(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     leaves = (pair for name, value in arguments.items() for pair in flatten_with_paths(value, name))
     return {path: leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+
+
+def _may_be_refused(arguments: Mapping[str, Any]) -> bool:
+    """Whether a position beyond a table of them raises: in CUDA it ends the process's use of the device."""
+    return all(leaf.device.type == "cpu" for leaf in _tensors(arguments).values())
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
