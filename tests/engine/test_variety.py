@@ -86,7 +86,7 @@ def test_a_mask_keeps_its_padding() -> None:
         assert mask.shape == copy.shape
         assert [*map(sorted, mask.tolist())] == mask.tolist(), "padding stays on the left"
         # The copy is one of the example, which was resized once before.
-        assert bool(((mask - copy).sum(dim=1).abs() <= 0.1 * mask.shape[1]).all())
+        assert bool(((mask - copy).sum(dim=1).abs() <= 1 + 0.1 * mask.shape[1]).all())
         assert (mask == 0).any(dim=1).tolist() == (copy == 0).any(dim=1).tolist()
 
 
