@@ -13,8 +13,9 @@ from ..errors import ComparisonError, ExportCheckError, ObserveError, ResizeErro
 from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
 from ..observe.relations import broken_example, broken_sizes, relation_note, without
-from ..observe.resize import other_sizes, resize_arguments, sizes_from_spec
+from ..observe.resize import other_sizes, sizes_from_spec
 from ..observe.shapes import GraphShapes, ThinRelation
+from ..observe.variety import first_accepted, inputs_at
 from ..pytrees import clone_tree, flatten_with_paths
 from ..runtimes.base import Session
 from ..spec import ModelSpec
@@ -97,12 +98,15 @@ class _Answer:
         Path of an input that it writes to -> what is in it afterwards.
     refusal:
         Why it takes no such sizes, ``""`` if it does.
+    repeated:
+        Why it takes them only where values are repeated, ``""`` if that is not so.
     """
 
     arguments: Mapping[str, Any]
     expected: Leaves = field(default_factory=list)
     by_eager: Mapping[str, torch.Tensor] = field(default_factory=dict)
     refusal: str = ""
+    repeated: str = ""
 
     def nbytes(self) -> int:
         """Of all its tensors."""
@@ -124,21 +128,29 @@ def _ask(
     if share and key in graph.answers:
         known: _Answer = graph.answers[key]
         return known
-    arguments = resize_arguments(graph.example.arguments, shapes or graph.shapes, sizes, graph.calls)
-    copies = clone_tree(dict(arguments))
-    watch = WriteWatch(copies)
-    try:
-        expected = flatten_with_paths(clone_tree(graph.target.call(copies)))
-    except Exception as error:
+
+    def call(arguments: Mapping[str, Any]) -> tuple[Leaves, Mapping[str, torch.Tensor]]:
+        copies = clone_tree(dict(arguments))
+        watch = WriteWatch(copies)
+        return flatten_with_paths(clone_tree(graph.target.call(copies))), watch.written()
+
+    inputs = inputs_at(graph.example, shapes or graph.shapes, sizes, graph.calls, graph.shapes)
+    accepted, refusals = first_accepted(inputs, call)
+    if accepted is None:
         # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
-        lines = str(error).strip().splitlines() or ["no message"]
-        answer = _Answer({}, refusal=f"{type(error).__name__}: {lines[0]}")
+        answer = _Answer({}, refusal=_line_of(refusals[-1]))
     else:
-        answer = _Answer(arguments, expected, watch.written())
+        made, (expected, written) = accepted
+        repeated = _line_of(refusals[-1]) if refusals and made.values == "repeated" else ""
+        answer = _Answer(made.arguments, expected, written, repeated=repeated)
     kept = sum(each.nbytes() for each in graph.answers.values() if isinstance(each, _Answer))
     if share and kept + answer.nbytes() <= _KEPT_BYTES:
         graph.answers[key] = answer
     return answer
+
+
+def _line_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
 
 
 def check_other_sizes(
@@ -186,6 +198,7 @@ def check_other_sizes(
     noted: dict[str, Any] = {
         "passed": passed,
         "refused_by_eager": refused,
+        "repeated": [],
         "relations": [],
         "thresholds": [sizes_text(sizes) for sizes in thresholds.sizes],
         "not_tried": thresholds.not_tried,
@@ -220,6 +233,8 @@ def check_other_sizes(
         if answer.refusal:
             refused.append(f"{text}: {answer.refusal}")
             continue
+        if answer.repeated:
+            noted["repeated"].append(f"{text}: {answer.repeated}")
         arguments, expected = answer.arguments, answer.expected
         noted["failed"] = text
         ran = None
@@ -229,6 +244,7 @@ def check_other_sizes(
         except ComparisonError:
             raise
         except ExportCheckError as error:
+            error.facts["sizes"] = dict(sizes)
             if captured is not None:
                 error.details += captured.at(arguments, expected)
             said = [error.message, *error.details]
@@ -315,6 +331,8 @@ def _break(
         if answer.refusal:
             noted["relations"].append(f"{text}: eager refuses: {answer.refusal}")
             continue
+        if answer.repeated:
+            noted["repeated"].append(f"{text}: {answer.repeated}")
         arguments, expected, by_eager = answer.arguments, answer.expected, answer.by_eager
         try:
             rules_of_call(spec, _inputs_by_path(arguments), expected, "resize")

@@ -189,6 +189,7 @@ def diagnose_case(
         found = Diagnosis(error.stage, error.message, f"not reproduced: {again.stage}: {again.message}")
         found.seconds = clock.spent
         return found
+    subject.failed = cast("dict[str, int] | None", error.facts.get("sizes"))
     with sibling_imports(run.spec.folder):
         found = diagnose(subject, error, clock, dtype=case.dtype, fresh=fresh)
     if reproduction is not None:

@@ -38,12 +38,12 @@ from ..observe import (
     choose_example,
     infer_shapes,
     other_sizes,
-    resize_arguments,
     sizes_from_spec,
 )
 from ..observe.relations import broken_sizes, without
 from ..observe.resize import ExportExample
 from ..observe.targets import Target, target_text
+from ..observe.variety import first_accepted, inputs_at
 from ..patches.base import PatchMode
 from ..pytrees import clone_tree, flatten_with_paths, register_flattening_functions
 from ..spec import ModelSpec
@@ -159,6 +159,8 @@ class Subject:
         Whose ``compare`` rules hold.
     share:
         As `ExportRequest.share`.
+    failed:
+        Sizes at which the check found the failure: they are looked at before other sizes.
     """
 
     model: torch.nn.Module
@@ -175,6 +177,7 @@ class Subject:
     sizes: Any = "auto"
     spec: ModelSpec | None = None
     share: bool = True
+    failed: Mapping[str, int] | None = None
 
     @property
     def kind(self) -> str:
@@ -251,16 +254,24 @@ class Subject:
             if listed
             else other_sizes(self.shapes, self.example, self.calls)
         )
+        if self.failed is not None:
+            # Those on the other side of a comparison are known to the check only.
+            wanted = [dict(self.failed), *wanted]
         free = [] if listed else [(without(self.shapes, thin), thin) for thin in self.shapes.thin]
         broken = [(shapes, sizes) for shapes, thin in free for sizes in broken_sizes(thin, self.example)]
         for shapes, sizes in [*((self.shapes, sizes) for sizes in wanted), *broken]:
             text = ", ".join(f"{name}={size}" for name, size in sizes.items())
             try:
-                arguments = resize_arguments(self.example.arguments, shapes, sizes, self.calls)
-                expected = flatten_with_paths(clone_tree(self.target.eager(arguments)))
-            except Exception:  # eager's own limits, whatever it raises
+                # The inputs of the check, whose failure is explained.
+                inputs = inputs_at(self.example, shapes, sizes, self.calls, self.shapes)
+                accepted, _ = first_accepted(
+                    inputs, lambda given: flatten_with_paths(clone_tree(self.target.eager(given)))
+                )
+            except Exception:  # no inputs of such sizes can be made
                 continue
-            yield self._sample(f"sizes {text}", arguments, expected)
+            if accepted is not None:
+                made, expected = accepted
+                yield self._sample(f"sizes {text}", made.arguments, expected)
 
     def sample_of_example(self) -> Sample:
         """What the exporter is given, and eager's answer."""

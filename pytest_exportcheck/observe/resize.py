@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +23,16 @@ __all__ = [
     "ON_A_GRID",
     "ExportExample",
     "choose_example",
+    "is_dense",
     "is_possible",
+    "nearest",
     "other_sizes",
+    "recorded_arguments",
     "resize_arguments",
+    "resized",
     "sizes_from_spec",
     "smallest_sizes",
+    "source_of",
 ]
 
 #: Sizes to fall back on: distinct primes, none of them 0 or 1, which torch.export treats as constants.
@@ -42,6 +48,9 @@ _FEW_ELEMENTS = 2**18
 
 #: The largest of all sizes together is at most so many times what the observed calls had, in elements.
 _GROWTH = 4
+
+#: Makes a tensor of another shape: (path, recorded tensor, shape, tensors of other calls).
+MakeLeaf = Callable[[str, torch.Tensor, Sequence[int], Callable[[], Sequence[torch.Tensor]]], torch.Tensor]
 
 
 class NotResizable(ObserveError):
@@ -73,15 +82,26 @@ class ExportExample:
     note: str = ""
 
 
-def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch.Tensor]) -> torch.Tensor:
+def source_of(
+    tensor: torch.Tensor, shape: Sequence[int], donors: Callable[[], Sequence[torch.Tensor]]
+) -> torch.Tensor:
+    """Where the values come from: `tensor`, or the first of `donors` that has some if it has none."""
+    if tensor.numel() or 0 in shape:
+        return tensor
+    blank = torch.zeros([max(n, 1) for n in tensor.shape], dtype=tensor.dtype)
+    return next((d for d in donors() if d.numel()), blank).to(tensor.device)
+
+
+def nearest(size: int, old: int, device: torch.device | None = None) -> torch.Tensor:
+    """For each of `size` positions the nearest of `old`."""
+    return ((torch.arange(size, device=device) + 0.5) * old / size).long()
+
+
+def _resample(
+    tensor: torch.Tensor, shape: Sequence[int], donors: Callable[[], Sequence[torch.Tensor]]
+) -> torch.Tensor:
     """`tensor` with `shape`, nearest-neighbour along each axis whose size changes; it lies as `tensor`."""
-    source = like = tensor
-    if tensor.numel() == 0 and 0 not in shape:
-        source = next(
-            (d for d in donors if d.numel()),
-            torch.zeros([max(n, 1) for n in tensor.shape], dtype=tensor.dtype),
-        )
-        source = like = source.to(tensor.device)
+    source = like = source_of(tensor, shape, donors)
     for axis, size in enumerate(shape):
         old = source.shape[axis]
         if old == size:
@@ -90,38 +110,40 @@ def _resample(tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch
             source = source.new_zeros([*source.shape[:axis], size, *source.shape[axis + 1 :]])
         elif size == 0:
             source = source.narrow(axis, 0, 0)
-        elif size < old:
-            # Nearest keeps the pattern of a mask: ones stay where ones were.
-            index = ((torch.arange(size, device=source.device) + 0.5) * old / size).long()
-            source = source.index_select(axis, index)
-        else:
+        elif size > old and axis == 0:
             # Repeating in turn gives rows that differ from their neighbours, which a nearest copy would not.
-            index = (
-                torch.arange(size, device=source.device) % old
-                if axis == 0
-                else ((torch.arange(size, device=source.device) + 0.5) * old / size).long()
-            )
-            source = source.index_select(axis, index)
+            source = source.index_select(axis, torch.arange(size, device=source.device) % old)
+        else:
+            # Nearest keeps the pattern of a mask: ones stay where ones were.
+            source = source.index_select(axis, nearest(size, old, source.device))
     return in_layout_of(source, like)
 
 
-def _resized(
-    path: str, tensor: torch.Tensor, shape: Sequence[int], donors: Sequence[torch.Tensor]
+def resized(
+    path: str, tensor: torch.Tensor, shape: Sequence[int], donors: Callable[[], Sequence[torch.Tensor]]
 ) -> torch.Tensor:
-    if tuple(tensor.shape) == tuple(shape) and (is_wrapper(tensor) or not _is_dense(tensor)):
+    """`tensor` with `shape`, its values repeated or left out; as it is if it has the shape already.
+
+    Raises
+    ------
+    NotResizable
+        It changes its size and is a quantized or sparse one.
+    """
+    if tuple(tensor.shape) == tuple(shape) and not is_dense(tensor):
         return tensor  # copied with the others
     if is_wrapper(tensor) or tensor.is_quantized:
         kind = type(tensor).__name__ if is_wrapper(tensor) else str(tensor.dtype).removeprefix("torch.")
         raise NotResizable(
             f"{path} is a {kind} tensor: the packed numbers of a quantized tensor cannot be resized"
         )
-    if not _is_dense(tensor):
+    if not is_dense(tensor):
         raise NotResizable(f"{path} is a {tensor.layout} tensor: only a dense one can be resized")
     return _resample(tensor, shape, donors)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_quantized
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it holds its numbers plainly: neither sparse nor quantized."""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or is_wrapper(tensor))
 
 
 def resize_arguments(
@@ -129,6 +151,7 @@ def resize_arguments(
     shapes: GraphShapes,
     sizes: Mapping[str, int],
     donors: Sequence[RecordedCall] = (),
+    make: MakeLeaf = resized,
 ) -> dict[str, Any]:
     """Arguments with exactly the sizes that `sizes` gives to the symbols; static axes are left alone.
 
@@ -138,29 +161,44 @@ def resize_arguments(
         Complete arguments of a call, by name.
     donors:
         Calls whose tensors are used where `arguments` holds an empty one.
+    make:
+        Makes a tensor of another shape.
 
     Raises
     ------
     NotResizable
         A tensor that changes its size is a quantized one.
     """
-    resized = {}
+    made = {}
     of_donors: list[dict[str, Any]] = []
+
+    def others(path: str) -> list[torch.Tensor]:
+        if not of_donors:
+            of_donors.extend(donor.leaves() for donor in donors)
+        return [have[path] for have in of_donors if isinstance(have.get(path), torch.Tensor)]
+
     for name, value in arguments.items():
         leaves, spec = _pytree.tree_flatten(value)
         paths = [path for path, _ in flatten_with_paths(value, name)]
         new = []
         for path, leaf in zip(paths, leaves, strict=True):
             if isinstance(leaf, torch.Tensor) and isinstance(shapes.leaves.get(path), TensorLeaf):
-                if not leaf.numel() and not of_donors:
-                    of_donors = [donor.leaves() for donor in donors]
-                others = [have[path] for have in of_donors if isinstance(have.get(path), torch.Tensor)]
-                new.append(_resized(path, leaf, shapes.dims(path, sizes), others))
+                new.append(make(path, leaf, shapes.dims(path, sizes), functools.partial(others, path)))
             else:
                 new.append(leaf)
-        resized[name] = _pytree.tree_unflatten(new, spec)
-    copied: dict[str, Any] = clone_tree(resized)
+        made[name] = _pytree.tree_unflatten(new, spec)
+    copied: dict[str, Any] = clone_tree(made)
     return copied
+
+
+def recorded_arguments(
+    example: ExportExample, shapes: GraphShapes, calls: Sequence[RecordedCall]
+) -> dict[str, Any]:
+    """What `example` was made from, complete, before it was resized."""
+    call = next((call for call in calls if call.index == example.call), None)
+    if call is None or not example.resized:
+        return example.arguments
+    return _in_common_layout(shapes.complete(call), calls)
 
 
 def _in_common_layout(arguments: dict[str, Any], calls: Sequence[RecordedCall]) -> dict[str, Any]:
@@ -171,7 +209,7 @@ def _in_common_layout(arguments: dict[str, Any], calls: Sequence[RecordedCall]) 
         leaves, spec = _pytree.tree_flatten(value)
         new = list(leaves)
         for position, (path, leaf) in enumerate(flatten_with_paths(value, name)):
-            if isinstance(leaf, torch.Tensor) and not is_wrapper(leaf) and _is_dense(leaf):
+            if isinstance(leaf, torch.Tensor) and is_dense(leaf):
                 others = [have[path] for have in of_calls if isinstance(have.get(path), torch.Tensor)]
                 if not all(lies_as(other, leaf) for other in others):
                     new[position] = leaf.detach().clone(memory_format=torch.contiguous_format)
@@ -261,12 +299,12 @@ def choose_example(
         return ExportExample(clone_tree(arguments), call.index, sizes, False)
     changed = ", ".join(f"{n} {sizes[n]} -> {wanted[n]}" for n in symbols if sizes[n] != wanted[n])
     try:
-        resized = resize_arguments(arguments, shapes, wanted, calls)
+        made = resize_arguments(arguments, shapes, wanted, calls)
     except NotResizable as error:
         note = f"call {call.index} as observed: {error.message}"
         return ExportExample(clone_tree(arguments), call.index, sizes, False, note)
-    if accepts(clone_tree(resized)):
-        return ExportExample(resized, call.index, wanted, True, f"call {call.index} resized: {changed}")
+    if accepts(clone_tree(made)):
+        return ExportExample(made, call.index, wanted, True, f"call {call.index} resized: {changed}")
     return ExportExample(
         clone_tree(arguments),
         call.index,

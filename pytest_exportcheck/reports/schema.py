@@ -93,6 +93,12 @@ class Resize(_Open):
 
     passed: Annotated[list[str], Field(description="Sizes at which the program agrees with eager.")] = []
     refused_by_eager: Annotated[list[str], Field(description="Sizes that eager refuses, and how.")] = []
+    repeated: Annotated[
+        list[str],
+        Field(
+            description="Sizes that eager takes only with repeated values, and what it says of drawn ones."
+        ),
+    ] = []
     relations: Annotated[
         list[str], Field(description="Sizes at which a relation that rests on two calls does not hold.")
     ] = []

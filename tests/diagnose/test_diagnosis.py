@@ -228,3 +228,35 @@ def test_a_diagnosis_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mo
     found = explain(make_run(tmp_path, GELU), "onnx-dynamo", ConvertError("x"))
     assert found.verdict == "nothing was found"
     assert found.notes == ["the steps could not be walked: KeyError: 'broken'"]
+
+
+def test_sizes_beyond_a_comparison_are_looked_at(tmp_path: Path) -> None:
+    """The check found them by what the capture decided, and drew their values: the diagnosis has the same."""
+    run = make_run(
+        tmp_path,
+        """
+        class Net(nn.Module):
+            def forward(self, x):
+                n = x.shape[1]
+                return x[:, n // 2 + 1 if n > 32 else n // 2] * 2
+
+
+        def build_model():
+            return Net()
+
+
+        def calls():
+            g = torch.Generator().manual_seed(0)
+            return [((torch.randn(b, n, 4, generator=g),), {}) for b, n in ((2, 9), (3, 7))]
+        """,
+    )
+    stage, error, record = verdict(run, "onnx-dynamo")
+    assert stage == "resize"
+    assert error is not None
+    found = explain(run, "onnx-dynamo", error)
+    assert found.ladder is not None
+    assert found.ladder.sample == f"sizes {record['resize']['failed']}"
+    assert found.ladder.guilty == "capture"
+    assert found.ladder.inputs is not None
+    known = run.observe("cpu", "float32", "none").graph(None).answers["sizes", record["resize"]["failed"]]
+    assert torch.equal(found.ladder.inputs.arguments["x"], known.arguments["x"])

@@ -485,17 +485,17 @@ def test_random_programs_are_run_each_time() -> None:
 def test_eager_is_asked_once_for_all_exporters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     compared: list[str] = []
-    resize, refuse = sizes.resize_arguments, equivalence._refuse
+    make, refuse = sizes.inputs_at, equivalence._refuse
 
-    def counted(arguments: Any, shapes: Any, wanted: Any, calls: Any) -> Any:
+    def counted(example: Any, shapes: Any, wanted: Any, calls: Any, recorded: Any) -> Any:
         asked.append(str(dict(wanted)))
-        return resize(arguments, shapes, wanted, calls)
+        return make(example, shapes, wanted, calls, recorded)
 
     def counted_refuse(mode: Any, model: Any, target: str, *args: Any, **kwargs: Any) -> None:
         compared.append(target)
         refuse(mode, model, target, *args, **kwargs)
 
-    monkeypatch.setattr(sizes, "resize_arguments", counted)
+    monkeypatch.setattr(sizes, "inputs_at", counted)
     monkeypatch.setattr(equivalence, "_refuse", counted_refuse)
     run = make_run(tmp_path, NET, MODES)
     records = [
