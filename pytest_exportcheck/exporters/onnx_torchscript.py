@@ -86,11 +86,11 @@ def _graph_to_log() -> Iterator[None]:
     if original is None:
         yield
         return
-    torch._C._jit_onnx_log = lambda *said: _LOG.debug("%s", "".join(map(str, said)))  # type: ignore[attr-defined]
+    torch._C._jit_onnx_log = lambda *said: _LOG.debug("%s", "".join(map(str, said)))
     try:
         yield
     finally:
-        torch._C._jit_onnx_log = original  # type: ignore[attr-defined]
+        torch._C._jit_onnx_log = original
 
 
 class OnnxTorchScript:
