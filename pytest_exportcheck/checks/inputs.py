@@ -19,7 +19,7 @@ from ..errors import CompareError, ConvertError, ExportCheckError, RunError
 from ..exporters.base import Exported, plain_copy
 from ..exporters.dependence import paths_of_outputs
 from ..observe.observation import GraphObservation
-from ..observe.records import RecordedCall
+from ..observe.records import ObserverWarning, RecordedCall
 from ..observe.targets import Target
 from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
@@ -235,7 +235,10 @@ def check_unread_inputs(
     unknown = {path: asked[path].refusal for path in unused if asked[path].refusal}
     if unknown:
         record["unused_inputs_not_judged"] = list(unknown)
-    record.setdefault("warnings", []).extend(_notes(unused, unknown))
+    for note in _notes(unused, unknown):
+        record.setdefault("warnings", []).append(note)
+        where = f"{spec.relative}" + (f" ({graph.name})" if graph.name else "")
+        warnings.warn(f"{where}: {note}", ObserverWarning, stacklevel=2)
 
 
 def _notes(unused: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
