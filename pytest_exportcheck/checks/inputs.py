@@ -18,8 +18,8 @@ from torch.utils import _pytree
 from ..errors import CompareError, ConvertError, ExportCheckError, RunError
 from ..exporters.base import Exported, plain_copy
 from ..exporters.dependence import paths_of_outputs
-from ..observe.observation import GraphObservation
-from ..observe.records import ObserverWarning, RecordedCall
+from ..observe.observation import GraphObservation, warn_of_spec
+from ..observe.records import RecordedCall
 from ..observe.targets import Target
 from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
@@ -237,8 +237,7 @@ def check_unread_inputs(
         record["unused_inputs_not_judged"] = list(unknown)
     for note in _notes(unused, unknown):
         record.setdefault("warnings", []).append(note)
-        where = f"{spec.relative}" + (f" ({graph.name})" if graph.name else "")
-        warnings.warn(f"{where}: {note}", ObserverWarning, stacklevel=2)
+        warn_of_spec(spec, note, graph.name)
 
 
 def _notes(unused: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
