@@ -33,7 +33,10 @@ from .numbers import Leaves, _inputs_by_path, _run, _summary
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
 
-__all__ = ["check_unread_inputs", "refuse_baked_inputs", "unread_inputs"]
+__all__ = ["UNREAD", "check_unread_inputs", "refuse_baked_inputs", "unread_inputs"]
+
+#: How the message of such a failure begins.
+UNREAD = "no output of the program depends on "
 
 #: How many inputs a message names.
 _MOST = 4
@@ -218,7 +221,7 @@ def check_unread_inputs(
         more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
         them, their = ("it", "its") if len(found) == 1 else ("them", "their")
         raise CompareError(
-            f"no output of the program depends on {', '.join(list(found)[:_MOST])}{more}, and eager's "
+            f"{UNREAD}{', '.join(list(found)[:_MOST])}{more}, and eager's "
             f"outputs depend on {them}: {their} values were baked into the program, or it was exported "
             "without the code that reads them",
             details=[

@@ -228,3 +228,29 @@ def test_a_diagnosis_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mo
     found = explain(make_run(tmp_path, GELU), "onnx-dynamo", ConvertError("x"))
     assert found.verdict == "nothing was found"
     assert found.notes == ["the steps could not be walked: KeyError: 'broken'"]
+
+
+LOST = """
+    class Net(nn.Module):
+        def forward(self, x, mask):
+            return x * 2 if torch.compiler.is_compiling() else x * 2 * mask
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((torch.randn(n, 4), torch.ones(n, 1)), {}) for n in (2, 5)]
+"""
+
+
+def test_an_input_that_the_program_does_not_read(tmp_path: Path) -> None:
+    """Every step agrees with eager on the observed calls: that does not mean that it was not reproduced."""
+    found = explain(make_run(tmp_path, LOST), "torch-export")
+    assert found.stage == "compare"
+    assert found.message.startswith("no output of the program depends on mask")
+    assert found.verdict.startswith(
+        "no step differs with the observed values: the program does not read an input"
+    )
+    assert "not reproduced" not in "\n".join(found.lines())

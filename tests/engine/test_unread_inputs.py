@@ -10,6 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
+from pytest_exportcheck.checks import inputs
 from pytest_exportcheck.exporters.dependence import paths_of_outputs
 from pytest_exportcheck.runtimes.dependence import inputs_of_outputs
 
@@ -241,6 +242,26 @@ def test_two_inputs_are_named_together_and_a_third_is_not(tmp_path: Path) -> Non
     assert stage == "compare", error
     assert "depends on mask, scale, and eager's outputs depend on them: their values" in str(error)
     assert "nobody" not in str(error).partition("\n")[0]
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros(2, 3, dtype=torch.int64),
+        torch.ones(2, 3, dtype=torch.int32),
+        torch.arange(6).reshape(2, 3),
+    ],
+)
+def test_no_value_out_of_range_where_that_ends_the_process(
+    tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU checks an index by an assertion, after which no kernel runs any more."""
+    monkeypatch.setattr(inputs, "_is_index", lambda tensor: True)
+    for make in inputs._OTHERS.values():
+        made = inputs._other(tensor, make)
+        if made is not None:
+            assert made.min() >= 0
+            assert made.max() <= tensor.max()
 
 
 # reachability
