@@ -430,7 +430,7 @@ def merge(reports: tuple[Path, ...], output: Path) -> int:
 )
 @click.option("-o", "--output", type=_FILE, help="Write to this file instead of the terminal.")
 def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
-    """What changed between two JSON reports; exit status 1 if something got worse.
+    """What changed between two JSON reports; exit status 1 if something got worse, 2 if no case is in common.
 
     Cases that got less far (by stage), that ran and are gone, or whose errors grew beyond noise are worse.
     Shapes, node counts, sizes and CPU seconds are shown where they changed beyond noise. Results of one
@@ -458,7 +458,9 @@ def compare(before: Path, after: Path, kind: str, output: Path | None) -> int:
         click.echo(text, nl=False)
     else:
         write_file(output, text)
-    return 1 if found.worse else 0
+    if not found.compared:
+        click.echo(f"exportcheck: {before} and {after} have no case in common", err=True)
+    return 1 if found.worse else 0 if found.compared else 2
 
 
 @cli.command()

@@ -6,6 +6,7 @@ The rooms do the work; here they are put in a row, and what they raise is given 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -18,7 +19,7 @@ from .checks.case_leaks import Leftovers
 from .checks.compare import Tolerances, compare_leaves
 from .checks.equivalence import check_patches
 from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
-from .checks.inputs import refuse_baked_inputs
+from .checks.inputs import check_unread_inputs, refuse_baked_inputs, unread_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
 from .checks.own import load_own
 from .checks.remains import TraceRemains
@@ -32,6 +33,7 @@ from .errors import (
     ExportError,
     ObserveError,
     PatchError,
+    ResizeError,
     RunError,
 )
 from .exporters.base import (
@@ -70,6 +72,10 @@ __all__ = ["OWN", "CheckedObservation", "SpecRun", "check_shapes", "facts_of", "
 
 #: Looks at a captured program: (program, what was decided by sizes, graph, `Activity` of the patches).
 Probe = Callable[[torch.export.ExportedProgram, CaptureWatch, GraphObservation, Any], None]
+
+
+#: ``model.py:12``, in a note of an exporter.
+_PLACE = re.compile(r"\S+\.py:\d+")
 
 
 class _Stages:
@@ -482,27 +488,32 @@ def _run_observed(
             record["unused_inputs"] = absent
             if absent:
                 stages("convert")
-                refuse_baked_inputs(graph, absent, tolerances)
+                with _explained_by(exported):
+                    refuse_baked_inputs(graph, absent, tolerances)
         comparisons = watch.comparisons(graph.shapes)
         try:
-            check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
+            with _explained_by(exported):
+                check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
         except (RunError, CompareError) as error:
             error.details += captured.on_observed_calls()
             raise
+        if (unread := unread_inputs(exported, request.input_paths, session, graph)) is not None:
+            check_unread_inputs(spec, graph, session, unread, tolerances, record, captured.at)
         stages("resize")
         captures = request.captures
         try:
-            check_other_sizes(
-                spec,
-                graph,
-                session,
-                tolerances,
-                record,
-                comparisons,
-                captured,
-                lambda relation: watch.comparisons(graph.shapes, relation=relation),
-                ask_once,
-            )
+            with _explained_by(exported):
+                check_other_sizes(
+                    spec,
+                    graph,
+                    session,
+                    tolerances,
+                    record,
+                    comparisons,
+                    captured,
+                    lambda relation: watch.comparisons(graph.shapes, relation=relation),
+                    ask_once,
+                )
         finally:
             # Eager may keep what it saw (a table of positions that grew): the next case gets a new model.
             if _changed(observation, graph, state, tolerances):
@@ -512,6 +523,19 @@ def _run_observed(
         if outcome is not None:
             shown = {key: value for key, value in record.items() if key not in seen}
             outcome.keep({**shown, "warnings": record["warnings"][warned:]})
+
+
+@contextlib.contextmanager
+def _explained_by(exported: Exported) -> Iterator[None]:
+    """A failure of the program says what its exporter noted, unless it names all these lines already."""
+    try:
+        yield
+    except (ConvertError, RunError, CompareError, ResizeError) as error:
+        said = "\n".join([error.message, *error.details])
+        places = [_PLACE.search(note) for note in exported.notes]
+        if not all(place is not None and place[0] in said for place in places):
+            error.details += exported.notes
+        raise
 
 
 def _check_mode(

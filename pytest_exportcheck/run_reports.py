@@ -74,6 +74,11 @@ class RunReports:
                     f"--baseline {self._baseline.name} has {moved[0]}, this run has {moved[1]}, and they "
                     "have no case in common: specs are named from pytest's rootdir, see --rootdir"
                 )
+            elif not self.comparison.compared and not selection.get("unfinished"):
+                errors.append(
+                    f"--baseline {self._baseline.name} has no case in common with this run: "
+                    "nothing was compared"
+                )
 
         def attempt(what: str, path: Path | None, write: Callable[[Path], None]) -> None:
             if path is None:

@@ -17,7 +17,7 @@ from .errors import (
     ShapesError,
 )
 from .observe.infer import ConstantLeaf
-from .observe.observation import GraphObservation, Observation
+from .observe.observation import GraphObservation, Observation, warn_of_spec
 from .plurals import counted
 from .pytrees import register_flattening_functions
 
@@ -50,6 +50,7 @@ class CheckedObservation(Observation):
             Makes the model once more, see `check_carried_state`.
         """
         device = torch.device(self.device).type
+        known = len(graph.shapes.warnings)
         try:
             tolerances = tolerances_of(self.spec, device, self.dtype)
             check_eager(graph, tolerances)
@@ -58,6 +59,9 @@ class CheckedObservation(Observation):
             check_carried_state(graph, before, watch, build, tolerances, self.spec.model.seed)
         except ObserveError as error:
             self.fail(graph.name, error)
+        finally:
+            for note in graph.shapes.warnings[known:]:
+                warn_of_spec(self.spec, note, graph.name)
 
     def broken(self, *more: str) -> ObserveError:
         """The error that names the broken graphs; `more`: lines before its details."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..plurals import counted
@@ -30,8 +30,16 @@ def model_types() -> list[str]:
 
 
 def file_name(source: str) -> str:
-    """Name of the spec's file."""
-    return re.sub(r"\W+", "_", source.rpartition(":")[2] or source).strip("_") + ".yaml"
+    """Name of the spec's file: the type, or of a factory ``tagger_build``; ``Tagger`` where it says both.
+
+    Two files with a factory called ``build`` have a spec each, and so have two factories of a file.
+    """
+    place, _, factory = source.rpartition(":")
+    name = factory or source
+    file = PurePosixPath(place).name.removesuffix(".py").rpartition(".")[2]
+    if file and file.lower() not in factory.lower():
+        name = f"{file}_{factory}"
+    return re.sub(r"\W+", "_", name).strip("_") + ".yaml"
 
 
 def draft_all(types: Sequence[str], folder: Path, jobs: int, seconds: float) -> Iterator[Draft]:

@@ -27,6 +27,14 @@ _LARGE = "The model has {:,} parameters: no rule made it smaller. Change `config
 _TRIES = 12
 #: What no other configuration changes.
 _NEVER = re.compile(r"nothing is known|forward needs")
+#: Arguments that hold what an earlier call left, by their names; flags (``use_cache``) are none.
+_STATE = re.compile(
+    r"(?!use_|return_|output_)(?:.*_)?(?:past|caches?|states?|mems?|memory|hidden|hx|carry|[hc]_?0)(?:_.*)?"
+)
+_LEFT_OUT = (
+    "Left out, as None is the default: {}. What a call returns can be given to the next one: "
+    "`{}: previous.FIELD`."
+)
 _GRAPHS = re.compile(r"observe: (\{graphs: .*\})")
 
 
@@ -166,7 +174,7 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
     if generation:
         model = {**model, "generation": generation}
     size = sum(parameter.numel() for parameter in built.parameters()) if "type" in model else 0
-    large = [_LARGE.format(size)] if size > PARAMETERS else []
+    about_size = [_LARGE.format(size)] if size > PARAMETERS else []
     refusals: list[str] = []
     tries = 0
     try:
@@ -178,7 +186,8 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
                 if not takes(built, calls[0]):
                     continue
             graphs: str | None = None
-            comments = list(large)
+            general = [*about_size, *([] if auto_class else _left_out(built, calls))]
+            comments = list(general)
             text = spec_text(model, calls, comments=comments)
             for _ in range(2):
                 with warnings.catch_warnings():
@@ -203,7 +212,7 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
                     break
                 graphs = found[1]
                 reasons = [line.strip() for line in refused if re.match(r"  \w+: ", line)]
-                comments = [*large, "Groups of calls, each a graph:", *reasons]
+                comments = [*general, "Groups of calls, each a graph:", *reasons]
                 text = spec_text(model, calls, graphs, comments=comments)
             refusals += refused[:1] if refused else []
             made.text = made.text or text
@@ -218,6 +227,17 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
     if refusals and not tried:
         made.problems.append(f"{label}: {refusals[0]}")
     return False
+
+
+def _left_out(model: Any, calls: Sequence[Call]) -> list[str]:
+    """A comment on caches and states that no call passes: the program will not take them."""
+    given = {name for call in calls for name in call.arguments}
+    names = [
+        parameter.name
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.default is None and parameter.name not in given and _STATE.fullmatch(parameter.name)
+    ]
+    return [_LEFT_OUT.format(", ".join(names), names[0])] if names else []
 
 
 def _warnings(run: Any) -> list[str]:

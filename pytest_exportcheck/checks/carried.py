@@ -8,7 +8,6 @@ before.
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -17,7 +16,7 @@ import torch
 
 from ..errors import ObserveError
 from ..observe.observation import GraphObservation
-from ..observe.records import ObserverWarning, RecordedCall
+from ..observe.records import RecordedCall
 from ..observe.targets import Target
 from ..pytrees import flatten_with_paths
 from ..spec.seeding import seeded
@@ -92,7 +91,6 @@ def check_carried_state(
                 raise _depends(graph, call, found, changes)
     except _CannotTell as error:
         note = f"{changes[0]} by the calls, and whether an answer depends on it cannot be told: {error}"
-        warnings.warn(note, ObserverWarning, stacklevel=2)
         graph.shapes.warnings.append(note)
 
 

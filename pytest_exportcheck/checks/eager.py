@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from ..errors import ObserveError
 from ..observe.observation import GraphObservation
-from ..observe.records import ObserverWarning, RecordedCall
+from ..observe.records import RecordedCall
 from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
 from ..tracebacks import one_line, user_lines
@@ -114,8 +113,6 @@ def check_eager(graph: GraphObservation, tolerances: Tolerances) -> None:
     notes = _notes_on_state(graph, list(touched), generators)
     if lost:
         notes += _notes_on_inputs(graph, lost)
-    for note in notes:
-        warnings.warn(note, ObserverWarning, stacklevel=2)
     graph.shapes.warnings.extend(notes)
 
 

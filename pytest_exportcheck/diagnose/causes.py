@@ -105,6 +105,17 @@ def _infinite(evidence: Evidence) -> bool:
     return re.search(r"(?<![\w])-?inf instead of|instead of -?inf\b", evidence.text) is not None
 
 
+#: A line that says where sizes became constants, of a loop or a comprehension.
+_FROZEN = r"(?:became a constant|the program fixes it to \d+|and otherwise here): "
+_FROZEN_LOOP = re.compile(_FROZEN + r"[^\n]*\.py:\d+: [^\n]*\b(?:for\b[^\n]*\bin\b|while\b)")
+
+
+def _loops(evidence: Evidence) -> bool:
+    """Whether sizes became constants in loops and nowhere else."""
+    lines = [line for line in evidence.text.splitlines() if re.search(_FROZEN, line)]
+    return bool(lines) and all(map(_FROZEN_LOOP.search, lines))
+
+
 _NAN = r"\bnan instead of|instead of nan\b"
 
 CAUSES: tuple[Cause, ...] = (
@@ -117,6 +128,15 @@ CAUSES: tuple[Cause, ...] = (
         pattern=r"0/1 speciali[sz]ed",
     ),
     Cause(
+        "loop over a size",
+        "a Python loop runs over the size of a dynamic axis: the export unrolls it, and the program has as "
+        "many rounds as the example",
+        "compute all rounds at once with tensors (a sum, cumsum, unfold, a matrix product); or try the patch "
+        "mode rewrite (patch_modes: [none, rewrite]), which makes a scan of a `for` over an axis where it "
+        "can prove that this changes nothing; or make the axis static if it really is",
+        pattern=_FROZEN_LOOP.pattern,
+    ),
+    Cause(
         "fixed axis",
         "the model's code computes with the size of a dynamic axis as with a plain number, so that the graph "
         "is right for this size only",
@@ -124,14 +144,14 @@ CAUSES: tuple[Cause, ...] = (
         "line); or make the axis static if it really is",
         pattern=r"(?:marked .{0,80} as dynamic but your code specialized it|Constraints violated|"
         r"specialized it to be a constant|dynamic ax[ei]s became constant)",
+        test=lambda e: not _loops(e),
     ),
     Cause(
         "guard on sizes",
         "the model compares sizes in Python, and the captured program holds for the side of its example only",
         "compute both sides with tensors (torch.where, a mask), use a patch mode that replaces the "
-        "comparison, or give a graph to each side (observe.graphs); where both sides are the same, the ONNX "
-        "model, which has no guards, may be right although the program refuses; where nobody gives such "
-        "sizes, list those that there are (resize: {symbol: [sizes]} of the spec)",
+        "comparison, give a graph to each side (observe.graphs), or list the sizes that there are (resize: "
+        "{symbol: [sizes]}); an ONNX model has no guards, and is right where both sides are the same",
         pattern=r"Guard failed: ",
         test=lambda e: not any(name.startswith(("aten.gru", "aten.lstm")) for name in e.operators),
     ),

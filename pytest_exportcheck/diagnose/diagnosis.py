@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ..cases import CaseId
+from ..checks.inputs import UNREAD
 from ..checks.numbers import tolerances_of
 from ..errors import ExportCheckError
 from ..exporters.base import Exporter, target_of
@@ -41,6 +42,12 @@ __all__ = ["Diagnosis", "diagnose", "diagnose_case"]
 
 #: Stages before anything is exported: there are no steps to walk.
 _BEFORE = ("load", "observe", "patch", "shapes")
+
+#: The steps are given values with which a program that ignores an input is right.
+_UNREAD_VERDICT = (
+    "no step differs with the observed values: the program does not read an input, and the message says with "
+    "which other values that shows"
+)
 
 _TRANSLATING = re.compile(r"Error when translating node %(\w+)")
 
@@ -215,6 +222,8 @@ def diagnose(
         ladder = found.ladder
         if ladder is not None:
             found.verdict = ladder.verdict
+            if not ladder.guilty and found.message.startswith(UNREAD):
+                found.verdict = _UNREAD_VERDICT
             found.line = line_of(ladder.error)
             _look_at_nodes(found, subject, ladder, clock)
             _look_at_pieces(found, subject, ladder, clock)

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -239,7 +239,8 @@ def _attempt(script: Script, candidate: _Candidate, folder: Path, says: dict[str
 
     with tempfile.TemporaryDirectory(prefix="exportcheck-") as temporary:
         place = Path(temporary)
-        (place / "repro.py").write_text(script.text, encoding="utf-8")
+        texts = {"repro.py": script.text, **script.files}
+        _write(texts, place)
         save_file(script.tensors, place / "data.safetensors")
         limit = max(clock.left, _LEAST_SECONDS)
         try:
@@ -266,13 +267,19 @@ def _attempt(script: Script, candidate: _Candidate, folder: Path, says: dict[str
         elif not _same(wanted, ran.stderr):
             return f"the script fails otherwise: {said[-1] if said else f'status {ran.returncode}'}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in ("repro.py", "data.safetensors"):
-                (folder / name).write_bytes((place / name).read_bytes())
+            _write(texts, folder)
+            (folder / "data.safetensors").write_bytes((place / "data.safetensors").read_bytes())
             (folder / "ISSUE.md").write_text(_issue(script, says, said), encoding="utf-8")
         except OSError as error:
             return f"not written to {folder}: {error}"
     return other
+
+
+def _write(texts: Mapping[str, str], folder: Path) -> None:
+    for name, text in texts.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 #: A line of torch's log, of ONNX Runtime's, or a warning with its place.
@@ -308,6 +315,12 @@ def _raised(said: list[str]) -> list[str]:
 def _issue(script: Script, says: dict[str, str], said: list[str]) -> str:
     errors = _raised(said)
     fence = "~~~"
+    beside = "".join(f", and `{name}`" for name in script.files)
+    more = [
+        line
+        for name, text in script.files.items()
+        for line in (f"`{name}`:", "", f"{fence}python", text.rstrip(), fence, "")
+    ]
     return "\n".join(
         [
             f"# {says['title']}",
@@ -322,12 +335,14 @@ def _issue(script: Script, says: dict[str, str], said: list[str]) -> str:
             *errors,
             fence,
             "",
-            "**To reproduce**: `python repro.py`, with `data.safetensors` (weights and inputs) beside it.",
+            f"**To reproduce**: `python repro.py`, with `data.safetensors` (weights and inputs){beside} "
+            "beside it.",
             "",
             f"{fence}python",
             script.text.rstrip(),
             fence,
             "",
+            *more,
         ]
     )
 
@@ -338,4 +353,5 @@ def factory_of(spec: Any) -> Factory | None:
 
     if spec.model.factory is None:
         return None
-    return Factory(load_callable(str(spec.model.factory), spec.folder), dict(spec.model.kwargs))
+    function = load_callable(str(spec.model.factory), spec.folder)
+    return Factory(function, dict(spec.model.kwargs), spec.folder)

@@ -126,10 +126,11 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Script:
-    """The text of ``repro.py``, and the tensors of its data file."""
+    """The text of ``repro.py``, the tensors of its data file, and the texts of modules beside it by path."""
 
     text: str
     tensors: dict[str, torch.Tensor] = field(repr=False)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def versions_text() -> str:
@@ -223,7 +224,7 @@ def write_script(
     parts[3] = _embedded(source.embedded, set(re.findall(r"\w+", "\n".join(parts[2:]))))
     text = "\n\n\n".join(part for part in parts if part).rstrip() + "\n"
     stored = {name: laid[name][0] if name in laid else tensor for name, tensor in data.items()}
-    return Script(text, {name: _saved(tensor) for name, tensor in stored.items()})
+    return Script(text, {name: _saved(tensor) for name, tensor in stored.items()}, source.files)
 
 
 #: What the script itself defines.

@@ -8,8 +8,8 @@ import pprint
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,11 @@ _BY_TEXT = {"globals", "vars", "exec", "eval", "modules", "__subclasses__"}
 
 @dataclass(frozen=True)
 class Factory:
-    """What a spec says of its model: a callable and its keyword arguments."""
+    """What a spec says of its model: a callable and its keyword arguments; `folder`: of the spec."""
 
     function: Any
     kwargs: Mapping[str, Any]
+    folder: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class ModelSource:
         Name under which the embedded file is imported here; empty if none is embedded.
     build:
         Body of a function that returns the whole model.
+    files:
+        Path beside the script -> text of a file that the embedded one imports, or that such a one does.
     """
 
     build: list[str]
@@ -52,6 +55,7 @@ class ModelSource:
     future: tuple[str, ...] = ()
     embedded: str = ""
     module: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_source(root: torch.nn.Module, factory: Factory | None) -> ModelSource:
@@ -115,10 +119,54 @@ def _from_factory(factory: Factory) -> ModelSource:
         if _is_installed(Path(file)):
             return ModelSource(build, (f"from {function.__module__} import {name}",))
         source = Path(file).read_text(encoding="utf-8")
-    except (OSError, TypeError) as error:
+        folders = [Path(file).resolve().parent, *([factory.folder.resolve()] if factory.folder else [])]
+        files = _files_beside(source, folders)
+    except (OSError, TypeError, ValueError) as error:
         raise CannotWriteError(f"the source of the factory {name} cannot be read: {error}") from None
     future, rest = _split(source)
-    return ModelSource(build, (), future, rest, function.__module__)
+    return ModelSource(build, (), future, rest, function.__module__, files)
+
+
+def _files_beside(source: str, folders: Sequence[Path]) -> dict[str, str]:
+    """Files in `folders` that `source` imports, and those that they import; of a package all files.
+
+    Raises
+    ------
+    CannotWriteError
+        One would be where the script is.
+    """
+    found: dict[str, str] = {}
+    waiting = [source]
+    while waiting:
+        for name in _imported(waiting.pop()):
+            # As while the model is built: the first folder that has it.
+            for path, shown in next(filter(None, (_files_of(folder, name) for folder in folders)), []):
+                if shown not in found:
+                    found[shown] = path.read_text(encoding="utf-8")
+                    waiting.append(found[shown])
+    if "repro.py" in found:
+        raise CannotWriteError("the factory imports a file that is called repro.py, as the script is")
+    return found
+
+
+def _imported(source: str) -> set[str]:
+    """Modules at the top that `source` imports anywhere, none of the standard library."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+
+
+def _files_of(folder: Path, name: str) -> list[tuple[Path, str]]:
+    """(file, path from `folder`) of a module or package of the user's, in order."""
+    package = folder / name
+    files = sorted(package.rglob("*.py")) if package.is_dir() else []
+    if not files and (module := folder / f"{name}.py").is_file():
+        files = [module]
+    return [(file, file.relative_to(folder).as_posix()) for file in files]
 
 
 def _literal(value: Any) -> str:

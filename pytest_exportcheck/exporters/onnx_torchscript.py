@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ from .base import Exported, ExportRequest, keywords_of
 from .guards import place_in_model
 
 __all__ = ["OnnxTorchScript"]
+
+_LOG = logging.getLogger(__name__)
 
 #: Places of the model's code that are listed.
 _MOST = 4
@@ -71,6 +75,24 @@ def _frozen(caught: Sequence[warnings.WarningMessage]) -> list[str]:
     return [*notes[:_MOST], *more]
 
 
+@contextlib.contextmanager
+def _graph_to_log() -> Iterator[None]:
+    """The graph of a model that is refused goes to our log, at the level DEBUG, and not to stdout.
+
+    torch means to print it only where ``verbose`` asks for it, and takes the function that tells for its
+    answer (``setup_onnx_logging`` of torch 2.13). It is as long as the model.
+    """
+    original = getattr(torch._C, "_jit_onnx_log", None)
+    if original is None:
+        yield
+        return
+    torch._C._jit_onnx_log = lambda *said: _LOG.debug("%s", "".join(map(str, said)))
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = original
+
+
 class OnnxTorchScript:
     """The TorchScript-based ONNX exporter of torch (deprecated there, still in wide use).
 
@@ -102,7 +124,8 @@ class OnnxTorchScript:
                 axes[name] = {axis: symbol_label(dim) for axis, dim in leaf.dynamic.items()}
         outputs = [f"output_{k}" for k, _ in enumerate(request.output_tensor_paths)]
         buffer = io.BytesIO()
-        with torch.no_grad(), warnings.catch_warnings(record=True) as caught:
+        dump = contextlib.nullcontext() if request.options.get("verbose") else _graph_to_log()
+        with torch.no_grad(), dump, warnings.catch_warnings(record=True) as caught:
             # Deprecation: the verdict is what counts here.
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", TracerWarning)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from ..noise import quietly
 from ..observe import GraphShapes
 from ..observe.targets import Target
 from .base import dynamic_arguments, flat_forward, plain_copy
@@ -19,10 +19,9 @@ __all__ = ["see_comparisons"]
 def see_comparisons(target: Target, arguments: Mapping[str, Any], shapes: GraphShapes) -> None:
     """Capture a copy of the target for the `CaptureWatch` that is active, and drop what was captured.
 
-    A refusal is no matter: what was compared before it was seen.
+    A refusal is no matter, nor what torch prints of it: what was compared before it was seen.
     """
-    with contextlib.suppress(Exception), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
+    with contextlib.suppress(Exception), quietly(), torch.no_grad():
         # Weights are shared; what a trace leaves in attributes and buffers stays in the copy.
         module = plain_copy(target.module, {id(each): each for each in target.module.parameters()})
         oblivious = torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]

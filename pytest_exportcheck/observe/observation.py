@@ -27,7 +27,7 @@ from .resize import ExportExample, choose_example
 from .signature import CallSignature
 from .targets import Target, find_module, target_text
 
-__all__ = ["GraphObservation", "Observation", "observe"]
+__all__ = ["GraphObservation", "Observation", "observe", "warn_of_spec"]
 
 
 @dataclass
@@ -114,6 +114,13 @@ class Observation:
             raise error
         self.graphs.pop(name, None)
         self.failures[name] = error
+
+
+def warn_of_spec(spec: ModelSpec, note: str, graph: str | None = None) -> None:
+    """An `ObserverWarning` of a graph, at the line of the spec that says what is called."""
+    where = spec.relative + (f" ({graph})" if graph else "")
+    line = spec.location("observe")[0]
+    warnings.warn_explicit(f"{where}: {note}", ObserverWarning, str(spec.path), line)
 
 
 @contextlib.contextmanager
@@ -274,12 +281,11 @@ def _recorded(
     assert info.signature is not None
     if info.seen > len(info.calls) == observed.store_n_calls:
         what = "" if spec.observe.target is None else f" of {text}"
-        warnings.warn(
-            f"{spec.relative}: {info.seen} calls{what} were made: the shapes of all count, the values of "
+        warn_of_spec(
+            spec,
+            f"{info.seen} calls{what} were made: the shapes of all count, the values of "
             f"{len(info.calls)} are checked, {_listed([call.number for call in info.calls])} "
             "(observe.store_n_calls)",
-            ObserverWarning,
-            stacklevel=3,
         )
     made = [call.edited(index=call.number) for call in [*info.calls, *info.shape_calls]]
     made = _with_config_defaults(made, module, info.signature)
@@ -341,8 +347,7 @@ def _graph(
     ] + equalities_of_chance(shapes, example, calls, target.accepts)
     shapes.warnings += [relation_note(relation) for relation in shapes.thin]
     for warning in shapes.warnings:
-        where = f"{spec.relative}" + (f" ({name})" if name else "")
-        warnings.warn(f"{where}: {warning}", ObserverWarning, stacklevel=3)
+        warn_of_spec(spec, warning, name)
     return GraphObservation(name, target, calls, shapes, example, seen=recorded.all)
 
 

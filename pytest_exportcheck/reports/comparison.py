@@ -58,8 +58,10 @@ def _headline(comparison: Comparison) -> str:
     if comparison.worse:
         reasons = len(_groups(comparison.of("worse")))
         first = f"{counted(count['worse'], 'case')} got worse, for {counted(reasons, 'reason')}"
-    else:
+    elif comparison.compared:
         first = "Nothing got worse"
+    else:
+        return "No case in common: nothing was compared"
     more = [f"{count['better']} got better"] if count["better"] else []
     return ", ".join([first, *more, f"{comparison.unchanged} unchanged"])
 
@@ -136,7 +138,9 @@ def _folded(cases: Sequence[str]) -> list[str]:
 
 def as_markdown(comparison: Comparison) -> str:
     """For a pull request."""
-    verdict = "something got worse" if comparison.worse else "nothing got worse"
+    verdict = "nothing got worse" if comparison.compared else "no case in common"
+    if comparison.worse:
+        verdict = "something got worse"
     lines = [f"## exportcheck compare: {verdict}", ""]
     lines += [f"- {markdown_cell(package)}" for package in comparison.packages] or ["- the same packages"]
     lines += ["", f"{markdown_cell(_headline(comparison))}."]

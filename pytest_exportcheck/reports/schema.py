@@ -210,7 +210,12 @@ class Record(_Open):
         dict[str, str], Field(description="Path of an input -> dims that the program declares.")
     ] = {}
     specialised: Annotated[list[str], Field(description="Dynamic axes that became constants.")] = []
-    unused_inputs: Annotated[list[str], Field(description="Inputs that the ONNX model has not.")] = []
+    unused_inputs: Annotated[
+        list[str], Field(description="Inputs on whose values no output of the program depends.")
+    ] = []
+    unused_inputs_not_judged: Annotated[
+        list[str], Field(description="Those of them of which is not known whether eager depends on them.")
+    ] = []
     outputs: Annotated[list[Output], Field(description="Compared with eager, worst call of each.")] = []
     rounding: Annotated[
         list[str],

@@ -21,6 +21,7 @@ from ..exporters.base import Exported
 from ..plurals import counted
 from ..pytrees import flatten_with_paths
 from .choices import Choice, chosen_outputs
+from .dependence import inputs_of_outputs
 
 __all__ = ["OnnxRuntimeSession", "is_onnx", "onnx_input_dims", "provider_for"]
 
@@ -128,7 +129,9 @@ def _tensor_bytes(tensor: Any) -> int:
     return length
 
 
-def _serialize(program: Any, folder: Callable[[], Path]) -> tuple[bytes | str, dict[str, Any]]:
+def _serialize(
+    program: Any, folder: Callable[[], Path], output_paths: Sequence[str]
+) -> tuple[bytes | str, dict[str, Any]]:
     """What `onnxruntime.InferenceSession` loads, and what the record says about it.
 
     Bytes, or the path of a file in `folder`, which is made when it is needed, with the weights beside it.
@@ -137,10 +140,10 @@ def _serialize(program: Any, folder: Callable[[], Path]) -> tuple[bytes | str, d
     import onnx_ir
 
     if isinstance(program, bytes):
-        return program, _describe(onnx.load_from_string(program))
+        return program, _describe(onnx.load_from_string(program), output_paths)
     if isinstance(program, (str, os.PathLike)):
         path = os.fspath(program)
-        return path, _describe(_load_graph(path))
+        return path, _describe(_load_graph(path), output_paths)
     model = program.model if isinstance(program, torch.onnx.ONNXProgram) else program
     weights = _weights_of(model)
     if weights >= _INLINE_LIMIT:
@@ -149,17 +152,17 @@ def _serialize(program: Any, folder: Callable[[], Path]) -> tuple[bytes | str, d
             # Leaves a proto that an exporter returned as it is; `onnx.save` takes the weights out of it.
             whole = onnx_ir.from_proto(model) if isinstance(model, onnx.ModelProto) else model
             onnx_ir.save(whole, path, external_data="model.onnx.data")
-            return path, _describe(_load_graph(path))
+            return path, _describe(_load_graph(path), output_paths)
         except OSError:
             # A full disk is no failure of the model, as long as there is another way.
             if weights >= _MESSAGE_LIMIT:
                 raise
     if isinstance(model, onnx.ModelProto):
         data: bytes = model.SerializeToString()
-        return data, _describe(onnx.load_from_string(data))
+        return data, _describe(onnx.load_from_string(data), output_paths)
     proto = onnx_ir.to_proto(model)
     data = proto.SerializeToString()
-    return data, _describe(proto)
+    return data, _describe(proto, output_paths)
 
 
 def _to_torch(value: Any) -> Any:
@@ -226,7 +229,7 @@ class OnnxRuntimeSession:
             else [provider]
         )
         try:
-            model, described = _serialize(exported.program, self._folder)
+            model, described = _serialize(exported.program, self._folder, exported.output_paths)
             self._session = onnxruntime.InferenceSession(
                 model, options, providers=wanted, disabled_optimizers=list(disabled_optimizers)
             )
@@ -242,6 +245,8 @@ class OnnxRuntimeSession:
                 + ", ".join(f"{count} on {name}" for name, count in nodes.items())
             )
         chosen: dict[str, Choice] = described.pop("chosen")
+        #: Names of the inputs on whose values an output depends.
+        self.read_inputs: frozenset[str] = described.pop("read")
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = [value.name for value in self._session.get_outputs()]
         if len(self._outputs) != len(exported.output_paths):
@@ -332,8 +337,10 @@ def _nodes_by_provider(session: Any) -> dict[str, int]:
     return dict(counts)
 
 
-def _describe(proto: Any) -> dict[str, Any]:
-    """Nodes, operators, opset, size and chosen indices of a ``ModelProto``, which is taken apart.
+def _describe(proto: Any, output_paths: Sequence[str]) -> dict[str, Any]:
+    """Nodes, operators, opset, size, chosen indices, read inputs of a ``ModelProto``, which is taken apart.
+
+    An output whose path is ``""`` is none of the model's, and reads nothing.
 
     The size leaves out what torch.onnx notes at each node of the source it comes from: the paths in it are as
     long as those of the machine.
@@ -349,6 +356,7 @@ def _describe(proto: Any) -> dict[str, Any]:
             node.ClearField("doc_string")
     return {
         "chosen": chosen_outputs(proto.graph),
+        "read": inputs_of_outputs(proto, lambda k: k >= len(output_paths) or bool(output_paths[k])),
         "nodes": len(proto.graph.node),
         "operators": dict(sorted(histogram.items())),
         "opset": opsets.get("", 0),

@@ -99,14 +99,14 @@ def test_a_factory_next_to_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "nets.py").write_text(FACTORY)
     assert main(["new", "made/nets.py:build"]) == 0
-    assert "factory: nets.py:build" in (tmp_path / "made" / "build.yaml").read_text()
+    assert "factory: nets.py:build" in (tmp_path / "made" / "nets_build.yaml").read_text()
     capsys.readouterr()
     assert main(["new", "made/nets.py:build"]) == 2
-    assert "build.yaml exists" in capsys.readouterr().err
+    assert "nets_build.yaml exists" in capsys.readouterr().err
     assert main(["new", "made/nets.py:build", "--force"]) == 0
     # Nothing is known of x: a spec to fill in.
     assert main(["new", "made/nets.py:other"]) == 1
-    text = (tmp_path / "made" / "other.yaml").read_text()
+    text = (tmp_path / "made" / "nets_other.yaml").read_text()
     assert text.startswith("# nothing is known of the arguments of forward: x, scale.\n")
     assert "x: float32[2, 4]" in text
     assert "scale" not in text.partition("exportcheck: 1")[2]
@@ -174,11 +174,43 @@ def test_one_that_takes_too_long_or_crashes_costs_itself(
 
 
 def test_names_of_files() -> None:
-    assert [file_name(each) for each in ("gpt-sw3", "pkg.nets:build", "made/nets.py:build")] == [
-        "gpt_sw3.yaml",
-        "build.yaml",
-        "build.yaml",
-    ]
+    names = {
+        "gpt-sw3": "gpt_sw3.yaml",
+        "pkg.nets:build": "nets_build.yaml",
+        "made/nets.py:build": "nets_build.yaml",
+        "made/tagger.py:build": "tagger_build.yaml",
+        "tagger.py:Tagger": "Tagger.yaml",
+        "tagger.py:build_tagger": "build_tagger.yaml",
+        "my-nets.py:Net.small": "my_nets_Net_small.yaml",
+    }
+    assert {source: file_name(source) for source in names} == names
+
+
+STATEFUL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = torch.nn.Linear(8, 8)
+
+    def forward(self, x, kv_cache=None, h0=None, use_cache=None, statement=None):
+        return self.lin(x)
+
+def build():
+    return Net()
+"""
+
+
+def test_states_that_are_left_out_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(STATEFUL)
+    assert main(["new", "nets.py:build"]) == 0
+    first = (tmp_path / "nets_build.yaml").read_text().splitlines()[0]
+    assert first == (
+        "# Left out, as None is the default: kv_cache, h0. What a call returns can be given to the next one: "
+        "`kv_cache: previous.FIELD`."
+    )
 
 
 NETS = """

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from engine.helpers import make_run, verdict
 
 from pytest_exportcheck.diagnose.causes import CAUSES, Evidence, causes_of_text, known_causes
 
@@ -187,3 +188,59 @@ def test_complex_values_have_a_remedy(row: str, expected: list[str]) -> None:
     causes = causes_of_text(row, "compare", "float32", fresh=False)
     assert [cause.name for cause in causes] == expected
     assert all("torch.view_as_real" in cause.remedy for cause in causes)
+
+
+LOOP_NET = """
+    class Net(nn.Module):
+        def forward(self, x):
+{body}
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((torch.randn(n, m, 4),), {{}}) for n, m in ((2, 6), (3, 8))]
+"""
+
+#: What a model does with a size -> the cause.
+OVER_SIZES = {
+    "for": ("h = x[:, 0]\nfor i in range(x.shape[1]):\n    h = h + x[:, i]\nreturn h", "loop over a size"),
+    "comprehension": ("return torch.stack([x[:, i] for i in range(x.shape[1])])", "loop over a size"),
+    "while": (
+        "h, i = x[:, 0], 0\nwhile i < x.shape[1]:\n    h, i = h + x[:, i], i + 1\nreturn h",
+        "loop over a size",
+    ),
+    "constant": ("return x * int(x.shape[1])", "fixed axis"),
+    "a loop elsewhere": ("for _ in range(2):\n    x = x * int(x.shape[1])\nreturn x", "fixed axis"),
+}
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+@pytest.mark.parametrize("name", OVER_SIZES)
+def test_a_loop_over_a_size_is_told_from_other_constants(name: str, exporter: str, tmp_path: Any) -> None:
+    body, expected = OVER_SIZES[name]
+    lines = "\n".join(" " * 12 + line for line in body.splitlines())
+    _, error, _ = verdict(make_run(tmp_path, LOOP_NET.format(body=lines)), exporter)
+    assert error is not None
+    found = [cause.name for cause in causes_of_text(str(error), error.stage, "float32", False)]
+    assert found == [expected], error
+    if expected == "loop over a size":
+        (cause,) = [cause for cause in CAUSES if cause.name == expected]
+        assert "patch_modes: [none, rewrite]" in cause.remedy
+
+
+def test_a_loop_and_another_constant_are_both_told() -> None:
+    text = (
+        "axis 0 of x (batch) became a constant: x.shape[0] == 2 (net.py:4: return x * int(x.shape[0]))\n"
+        "1 dynamic axis became constant\n"
+        "axis 1 of x (seq) became a constant: x.shape[1] == 9 (net.py:8: for i in range(x.shape[1]):)"
+    )
+    assert names(Evidence(text)) == ["loop over a size", "fixed axis"]
+
+
+def test_blocks_that_a_loop_runs_over() -> None:
+    """Nothing is refused there: other sizes show it."""
+    text = "decided at n=128, and otherwise here: n//64 == 2 (net.py:8: for i in range(x.shape[1] // 64):)"
+    assert names(Evidence(text, "resize")) == ["loop over a size"]

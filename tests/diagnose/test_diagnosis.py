@@ -260,3 +260,29 @@ def test_sizes_beyond_a_comparison_are_looked_at(tmp_path: Path) -> None:
     assert found.ladder.inputs is not None
     known = run.observe("cpu", "float32", "none").graph(None).answers["sizes", record["resize"]["failed"]]
     assert torch.equal(found.ladder.inputs.arguments["x"], known.arguments["x"])
+
+
+LOST = """
+    class Net(nn.Module):
+        def forward(self, x, mask):
+            return x * 2 if torch.compiler.is_compiling() else x * 2 * mask
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((torch.randn(n, 4), torch.ones(n, 1)), {}) for n in (2, 5)]
+"""
+
+
+def test_an_input_that_the_program_does_not_read(tmp_path: Path) -> None:
+    """Every step agrees with eager on the observed calls: that does not mean that it was not reproduced."""
+    found = explain(make_run(tmp_path, LOST), "torch-export")
+    assert found.stage == "compare"
+    assert found.message.startswith("no output of the program depends on mask")
+    assert found.verdict.startswith(
+        "no step differs with the observed values: the program does not read an input"
+    )
+    assert "not reproduced" not in "\n".join(found.lines())

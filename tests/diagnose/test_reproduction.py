@@ -14,7 +14,7 @@ from engine.helpers import make_run
 
 from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.diagnose import diagnose_case
-from pytest_exportcheck.diagnose.reproduction import _raised
+from pytest_exportcheck.diagnose.reproduction import _raised, factory_of
 from pytest_exportcheck.diagnose.script_model import Factory, model_source, only_needed
 from pytest_exportcheck.diagnose.script_values import CannotWriteError, Values
 from pytest_exportcheck.errors import ExportCheckError
@@ -136,6 +136,56 @@ def test_a_refused_module_of_a_users_factory(tmp_path: Path) -> None:
     shown = issue.partition("~~~text\n")[2].partition("~~~")[0]
     assert shown
     assert not [line for line in shown.splitlines() if "torchvision" in line or "Warning" in line]
+
+
+LAYERS = """
+import torch
+from torch import nn
+
+from scales.all import SCALE
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x, scale=1.0):
+        return self.lin(x) * SCALE if x.sum() > 0 else x
+"""
+
+
+def test_a_factory_that_imports_files_beside_it(tmp_path: Path) -> None:
+    run = written(tmp_path, "return x")
+    file = tmp_path / "net.py"
+    text = file.read_text()
+    before, _, after = text.partition("class Part(nn.Module):")
+    file.write_text(f"{before}from layers import Part\n\n\n{after[after.index('class Net') :]}")
+    (tmp_path / "layers.py").write_text(LAYERS)
+    (tmp_path / "scales").mkdir()
+    (tmp_path / "scales" / "__init__.py").write_text("")
+    (tmp_path / "scales" / "all.py").write_text("SCALE = 2.0\n")
+    (tmp_path / "unused.py").write_text("raise SystemExit('nobody imports this')\n")
+    kept = tmp_path / "kept"
+    (line,) = reproduced(run, kept)
+    assert line == f"reproduction (deep[1], fails the same way): {kept / 'repro.py'}"
+    files = {path.relative_to(kept).as_posix() for path in kept.rglob("*.py")}
+    assert files == {"repro.py", "layers.py", "scales/__init__.py", "scales/all.py"}
+    ran = run_alone(kept)
+    assert ran.returncode == 1
+    assert "Could not guard on data-dependent expression" in ran.stderr
+    issue = (kept / "ISSUE.md").read_text()
+    assert "and `layers.py`, and `scales/__init__.py`, and `scales/all.py` beside it." in issue
+    assert "`scales/all.py`:\n\n~~~python\nSCALE = 2.0\n~~~" in issue
+
+
+def test_a_file_of_the_scripts_own_name(tmp_path: Path) -> None:
+    (tmp_path / "repro.py").write_text("SIZE = 4\n")
+    run = written(tmp_path, "return x")
+    file = tmp_path / "net.py"
+    file.write_text(file.read_text().replace("import torch\n", "import torch\nimport repro\n", 1))
+    with pytest.raises(CannotWriteError, match=r"imports a file that is called repro\.py"):
+        model_source(torch.nn.Linear(2, 2), factory_of(run.spec))
 
 
 SOURCE = """import torch

@@ -99,8 +99,12 @@ def test_values_that_are_kept_elsewhere_are_checked_all_the_same(tmp_path, place
 
 
 def test_a_single_call_is_said(tmp_path):
-    with pytest.warns(ObserverWarning, match="only one call was observed"):
+    with pytest.warns(ObserverWarning, match="only one call was observed") as caught:
         observed(tmp_path, '  calls: [{forward: {x: "float32[2, 3]"}}]\n')
+    # What there is to change is in the spec.
+    (warning,) = caught
+    assert warning.filename == str(tmp_path / "one.yaml")
+    assert (tmp_path / "one.yaml").read_text().splitlines()[warning.lineno - 1] == "observe:"
 
 
 TWO = (

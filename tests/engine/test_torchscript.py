@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,7 @@ from .helpers import make_run, verdict
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def verdict_of(tmp_path: Path, signature: str, body: str, calls: str, init: str = "pass") -> Any:
-    run = make_run(
-        tmp_path,
-        f"""
+NET = """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -32,8 +30,11 @@ def build_model():
 def calls():
     torch.manual_seed(0)
     return [(({calls},), {{}}) for n in (3, 5)]
-""",
-    )
+"""
+
+
+def verdict_of(tmp_path: Path, signature: str, body: str, calls: str, init: str = "pass") -> Any:
+    run = make_run(tmp_path, NET.format(signature=signature, body=body, calls=calls, init=init))
     return *verdict(run, "onnx-torchscript"), run
 
 
@@ -80,10 +81,78 @@ def test_a_value_that_was_the_same_in_all_calls_is_named(tmp_path: Path, kind: s
     )
 
 
+KEEPS = "the trace keeps what the example decided: "
+
+#: What a model does -> where that fails, and whether the failure names the line without the tracer.
+EXPLAINED = {
+    "for a value": (
+        "x, k",
+        "return x * (2.0 if bool(k > 4) else 1.0) + 0 * k",
+        f"{ROWS}, torch.tensor(n)",
+        "compare",
+    ),
+    "for a number of rounds": (
+        "x, k",
+        "return sum(x * i for i in range(int(k))) + 0 * k",
+        f"{ROWS}, torch.tensor(n)",
+        "compare",
+    ),
+    "for what is no input any more": ("x, k", "return x[:, : int(k)]", f"{ROWS}, torch.tensor(2)", "convert"),
+}
+
+
+@pytest.mark.parametrize("kind", EXPLAINED)
+def test_a_failure_names_what_the_trace_keeps(tmp_path: Path, kind: str) -> None:
+    signature, body, calls, where = EXPLAINED[kind]
+    stage, error, record, _ = verdict_of(tmp_path, signature, body, calls)
+    assert stage == where, error
+    (note,) = [line for line in error.details if line.startswith(KEEPS)]
+    assert f"net.py:12: {body}" in note
+    assert note in record["warnings"]
+
+
+def test_a_line_that_is_named_already_is_not_named_again(tmp_path: Path) -> None:
+    """A comparison of sizes is told with the sizes at which it is decided otherwise."""
+    stage, error, record, _ = verdict_of(tmp_path, "x", "return x * 2 if x.shape[0] > 40 else x * 3", ROWS)
+    assert stage == "resize"
+    assert str(error).count("net.py:12") == 1
+    assert any(line.startswith(KEEPS) for line in record["warnings"])
+
+
 def test_a_trace_that_keeps_nothing_says_nothing(tmp_path: Path) -> None:
     stage, error, record, _ = verdict_of(tmp_path, "x", "return x.reshape(x.shape[0], -1) * x.shape[1]", ROWS)
     assert stage == "pass", error
     assert record["warnings"] == []
+
+
+def test_nothing_is_printed_of_a_model_that_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch prints its whole graph, from C++."""
+    caplog.set_level(logging.DEBUG, "pytest_exportcheck")
+    stage, error, _, _ = verdict_of(tmp_path, "x", "return torch.special.bessel_j0(x)", ROWS)
+    assert stage == "export", error
+    assert "aten::special_bessel_j0" in error.message
+    assert "Torch IR graph at exception" in caplog.text
+    assert capfd.readouterr().out == ""
+
+
+def test_a_graph_that_is_asked_for_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = NET.format(signature="x", body="return torch.special.bessel_j0(x)", calls=ROWS, init="pass")
+    run = make_run(tmp_path, text, "exporter_options: {onnx-torchscript: {verbose: true}}\n")
+    assert verdict(run, "onnx-torchscript")[0] == "export"
+    assert "Torch IR graph at exception" in capfd.readouterr().out
+
+
+def test_nothing_is_printed_of_the_capture_beside_the_trace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is made for its comparisons of sizes; torch prints the graph where it refuses a value."""
+    body = "return x * (2.0 if bool(k > 2) else 1.0) + 0 * k"
+    assert verdict_of(tmp_path, "x, k", body, f"{ROWS}, torch.tensor(n)")[0] == "pass"
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "def forward" not in printed.err
 
 
 @pytest.mark.parametrize(

@@ -314,8 +314,22 @@ def test_a_baseline_of_another_root_directory_compares_nothing_and_says_so(proje
     result = project.run("--baseline=base.json", *more, "-k", "export", "specs/a.yaml")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*base.json has specs/a.yaml *, this run has a.yaml *no case in common*"])
+
+
+@pytest.mark.parametrize("quiet", [(), ("-qq",)])
+def test_a_baseline_that_has_none_of_the_cases_that_ran_is_an_error(project, quiet):
+    """That nothing got worse would be true of any two reports."""
+    project.spec("a")
+    project.run("--exportcheck-report=base.json")
     project.spec("b")
-    assert project.run("--baseline=base.json", "-k", "b.yaml").ret == 0
+    result = project.run("--baseline=base.json", "-k", "b.yaml", *quiet)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        ["exportcheck: ERROR --baseline *base.json has no case in common with this run: nothing was compared"]
+    )
+    if not quiet:
+        result.stdout.fnmatch_lines(["No case in common: nothing was compared", "Not run in this run, *"])
+    result.stdout.no_fnmatch_line("*Nothing got worse*")
 
 
 def test_a_run_that_checks_nothing_is_worse_than_the_baseline(project):

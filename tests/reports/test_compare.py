@@ -390,6 +390,23 @@ def test_the_commands(tmp_path):
     )  # fmt: skip
 
 
+def test_reports_without_a_common_case_are_not_compared(tmp_path):
+    _write(tmp_path / "a.json", record("a", "onnx-dynamo", "skip"))
+    _write(tmp_path / "b.json", record("b", "onnx-dynamo"))
+    done = _command(tmp_path, "compare", "a.json", "b.json")
+    assert done.returncode == 2
+    assert "No case in common: nothing was compared" in done.stdout
+    assert "Nothing got worse" not in done.stdout
+    assert done.stderr == "exportcheck: a.json and b.json have no case in common\n"
+    done = _command(tmp_path, "compare", "a.json", "b.json", "--format", "markdown")
+    assert done.returncode == 2
+    assert done.stdout.startswith("## exportcheck compare: no case in common\n")
+    # What ran and is gone is worse, whatever else there is.
+    done = _command(tmp_path, "compare", "b.json", "a.json")
+    assert done.returncode == 1
+    assert "1 case got worse" in done.stdout
+
+
 def _with(shapes=None, outputs=(), **more):
     return record("a", "onnx-dynamo", "pass", shapes={None: shapes or {}}, outputs=list(outputs), **more)
 
