@@ -5,13 +5,13 @@
 A row for each number of cases (shapes checks included):
 
 file      MiB of the page, CPU seconds of making it
-load      elements once the page stands; seconds by the clock, and CPU seconds of its main thread until then (script, and
-          style and layout by themselves)
+load      elements once the page stands; seconds by the clock, and CPU seconds of its main thread until then
+          (script, and style and layout by themselves)
 search    CPU seconds of typing a word, letter by letter, and showing its cases; median of four words
 open      CPU seconds until a failed case stands, median of five
 
-Chromium counts the seconds of its main thread (``Performance.getMetrics``, thread time), so that a loaded machine
-does not change them much. Needs playwright and a chromium: ``apt-get install chromium``.
+Chromium counts the seconds of its main thread (``Performance.getMetrics``, thread time), so that a loaded
+machine does not change them much. Needs playwright and a chromium: ``apt-get install chromium``.
 """
 
 from __future__ import annotations
@@ -33,12 +33,25 @@ from pytest_exportcheck.reports.html import html_page
 COLUMNS = (("shapes", "none"), ("onnx-dynamo", "none"), ("onnx-dynamo", "hf"), ("onnx-dynamo", "all"),
            ("onnx-torchscript", "none"), ("torch-export", "none"), ("torch-export", "hf"),
            ("transformers-onnx", "own"))  # fmt: skip
-FAMILIES = ("llama", "mistral", "qwen3_moe", "bert", "t5", "whisper", "vit", "clip", "dinov2", "llava", "gpt2", "resnet")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "qwen3_moe",
+    "bert",
+    "t5",
+    "whisper",
+    "vit",
+    "clip",
+    "dinov2",
+    "llava",
+    "gpt2",
+    "resnet",
+)
 #: As often as in a run that needs work.
 VERDICTS = ("pass",) * 15 + ("fail compare", "fail export", "xfail export", "skip", "crash session")
 STAGES = ("load", "observe", "patch", "shapes", "export", "convert", "session", "run", "compare", "resize")
-OPERATORS = ("Add", "MatMul", "Mul", "Reshape", "Transpose", "Softmax", "Concat", "Slice", "Gather", "Unsqueeze", "Cast",
-             "Shape", "Where", "Expand", "Sqrt", "Pow", "ReduceMean", "Sigmoid", "Split", "Constant")  # fmt: skip
+OPERATORS = ("Add", "MatMul", "Mul", "Reshape", "Transpose", "Softmax", "Concat", "Slice", "Gather",
+             "Unsqueeze", "Cast", "Shape", "Where", "Expand", "Sqrt", "Pow", "Split", "Constant")  # fmt: skip
 WORDS = ("llama", "assert size", "spec-0017 dynamo", "zebra")
 
 
@@ -73,9 +86,14 @@ def _shapes_check(path: str) -> dict[str, Any]:
 
 
 def _identity(path: str, exporter: str | None, mode: str | None, verdict: str) -> dict[str, Any]:
-    node = f"{path}::test_export[cpu-float32-{exporter}-{mode}]" if exporter else f"{path}::test_dynamic_shapes[cpu-float32]"
+    node = (
+        f"{path}::test_export[cpu-float32-{exporter}-{mode}]"
+        if exporter
+        else f"{path}::test_dynamic_shapes[cpu-float32]"
+    )
     return {
-        "spec": path, "exporter": exporter, "patch_mode": mode, "device": "cpu", "dtype": "float32", "graph": None,
+        "spec": path, "exporter": exporter, "patch_mode": mode, "device": "cpu", "dtype": "float32",
+        "graph": None,
         "verdict": verdict, "nodeid": node, "message": None, "stage": "shapes", "durations": {}, "seed": 0,
         "reproduce": f'pytest --exportcheck "{node}"',
     }  # fmt: skip
@@ -92,7 +110,10 @@ def _case(path: str, exporter: str, mode: str, verdict: str, choose: random.Rand
         "durations": {each: {"wall_s": choose.random(), "cpu_s": choose.random()} for each in reached},
         "example": {"call": 1, "sizes": {"batch": 2, "past": 7, "seq": 5}, "resized": True, "note": None},
         "exported_shapes": {"input_ids": "[batch, seq]", "attention_mask": "[batch, past + seq]"},
-        "patches": {"active": 12, "called": {f"patched_{name}": 4 for name in ("mask", "rope", "cache", "attention")}},
+        "patches": {
+            "active": 12,
+            "called": {f"patched_{name}": 4 for name in ("mask", "rope", "cache", "attention")},
+        },
         "peak_rss_mb": 900.5,
     }
     if "compare" in reached:
@@ -121,21 +142,24 @@ def _output(path: str, kind: str, choose: random.Random) -> dict[str, Any]:
     error = 10 ** -choose.uniform(1 if kind == "fail" else 5.5, 8)
     ok = error < 1e-5
     return {
-        "path": path, "ok": ok, "shape": [2, 5, 256], "dtype": "float32", "reason": "" if ok else "outside the tolerance",
+        "path": path, "ok": ok, "shape": [2, 5, 256], "dtype": "float32", "reason": "" if ok else "outside",
         "max_abs": error, "max_rel": 10 * error, "at": [0, 1, 17], "outside": 0.0 if ok else 0.25,
         "would_need": None if ok else 2 * error, "atol": 1e-5, "rtol": 1e-4, "note": "", "by": "",
     }  # fmt: skip
 
 
 def _diagnosis(choose: random.Random) -> dict[str, Any]:
-    profile = [[f"node_{number}", 10 ** -choose.uniform(1, 8), 10 ** -choose.uniform(1, 8)] for number in range(60)]
+    profile = [
+        [f"node_{number}", 10 ** -choose.uniform(1, 8), 10 ** -choose.uniform(1, 8)] for number in range(60)
+    ]
     rungs = [{"name": name, "status": status, "max_abs": error, "max_rel": error, "worst": "logits"}
              for name, status, error in (("captured", "ok", 1e-7), ("ONNX", "differs", 0.5))]  # fmt: skip
-    first = {"name": "node_30", "operator": "aten.add.Tensor", "onnx_nodes": "Add", "module": "model.mlp (MLP)",
-             "source": "model.py:7: x + y", "shape": [2, 3], "dtype": "float32", "max_abs": 0.5, "error": 0.25}  # fmt: skip
+    first = {"name": "node_30", "operator": "aten.add.Tensor", "onnx_nodes": "Add", "module": "model.mlp",
+             "source": "model.py:7: x + y", "shape": [2, 3], "max_abs": 0.5, "error": 0.25}  # fmt: skip
+    nodes = {"kind": "jump", "kernel": False, "compared": 60, "nodes": 80, "first": first, "profile": profile}
     return {
         "guilty": "conversion: %node_30 in model.mlp (model.py:7)", "rungs": rungs, "seconds": 3.2,
-        "nodes": {"kind": "jump", "kernel": False, "compared": 60, "nodes": 80, "first": first, "profile": profile},
+        "nodes": nodes,
     }  # fmt: skip
 
 
@@ -166,8 +190,13 @@ def measure(browser: Any, path: Path) -> dict[str, Any]:
         tab.fill("#search", "")
         search.append(seconds(lambda word=word: tab.locator("#search").press_sequentially(word)))
     tab.fill("#search", "")
-    failed = tab.evaluate("() => [...document.querySelectorAll('#matrix a.fail')].slice(0, 5).map((each) => each.hash)")
-    opened = [seconds(lambda hash=hash: tab.evaluate("(hash) => { location.hash = hash; }", hash)) for hash in failed]
+    failed = tab.evaluate(
+        "() => [...document.querySelectorAll('#matrix a.fail')].slice(0, 5).map((each) => each.hash)"
+    )
+    opened = [
+        seconds(lambda hash=hash: tab.evaluate("(hash) => { location.hash = hash; }", hash))
+        for hash in failed
+    ]
     assert tab.locator("h2:visible", has_text="FAIL").count() == 1, "no case stands"
     context.close()
     return {
@@ -182,7 +211,9 @@ def measure(browser: Any, path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", type=int, nargs="+", default=[640, 2000])
     parser.add_argument("--keep", type=Path, help="a folder for the pages and their data")
     parser.add_argument("--json", type=Path)

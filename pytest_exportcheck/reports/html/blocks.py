@@ -1,14 +1,15 @@
 """What is shown of a case, as plain data: a list of blocks, which `blocks.js` builds when the case is opened.
 
-A block is ``[kind, ...]`` and a kind a name of ours, never a word of the report: all texts of a report are texts of
-a block, and the script makes text nodes of them.
+A block is ``[kind, ...]`` and a kind a name of ours, never a word of the report: all texts of a report are
+texts of a block, and the script makes text nodes of them.
 
     ["h3", text]  ["h4", text]  ["headline", text]  ["lines", [text]]  ["diff", text]  ["guilty", text]
     ["command", text]  ["hint", text]  ["value", value]  ["cause", name, text, link]
-    ["facts", [[label, value]], class]           a value: text, a list of values, or {"facts": [[label, value]]}
-    ["table", [[title, class]], [row], [number]] numbers of the rows that are marked; a cell: text, or [text, span]
-    ["folded", summary, [block]]  ["beside", [block]]  ["figures", [block]]
-    ["plot", title, svg]
+    ["folded", summary, [block]]  ["beside", [block]]  ["figures", [block]]  ["plot", title, svg]
+    ["facts", [[label, value]], class]
+    ["table", [[title, class]], [row], [number of a row that is marked]]
+
+A value is text, a list of values or ``{"facts": [[label, value]]}``; a cell is text or ``[text, columns]``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ Record = Mapping[str, Any]
 Block = list[Any]
 
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
+_NOTHING = "\N{EN DASH}"
 
 #: Fields of "More", in their order, and what they are called there.
 _MORE = {
@@ -55,13 +57,43 @@ _MORE = {
     "peak_rss_by_stage_mb": "peak memory by stage, MiB",
 }
 
-#: Fields with a place of their own on the page, and those of the JSON report that say nothing more to a reader.
+#: Fields with a place of their own on the page, and those that say nothing more to a reader.
 _ELSEWHERE = frozenset(
     (
-        *("spec", "exporter", "patch_mode", "device", "dtype", "graph", "verdict", "stage", "message", "details"),
-        *("reproduce", "durations", "outputs", "shapes", "accepted", "exported_shapes", "patches", "rewritten"),
+        *(
+            "spec",
+            "exporter",
+            "patch_mode",
+            "device",
+            "dtype",
+            "graph",
+            "verdict",
+            "stage",
+            "message",
+            "details",
+        ),
+        *(
+            "reproduce",
+            "durations",
+            "outputs",
+            "shapes",
+            "accepted",
+            "exported_shapes",
+            "patches",
+            "rewritten",
+        ),
         *("diagnosis", "causes", "operators"),
-        *("facts", "confirm_s", "isolated", "why_no_fork", "calls", "graphs", "broken", "golden_exists", "golden"),
+        *(
+            "facts",
+            "confirm_s",
+            "isolated",
+            "why_no_fork",
+            "calls",
+            "graphs",
+            "broken",
+            "golden_exists",
+            "golden",
+        ),
         *("capture", "capture_not_kept", "fx_nodes", "providers", "onnx_inputs"),
     )
 )
@@ -106,12 +138,12 @@ def value(item: Any) -> Any:
     """
     if isinstance(item, Mapping):
         pairs = [[str(key), value(inner)] for key, inner in item.items() if inner not in _EMPTY]
-        return {"facts": pairs} if pairs else "–"
+        return {"facts": pairs} if pairs else _NOTHING
     if isinstance(item, list | tuple):
-        return [value(inner) for inner in item] or "–"
+        return [value(inner) for inner in item] or _NOTHING
     if isinstance(item, bool):
         return "yes" if item else "no"
-    return "–" if item in _EMPTY else str(item)
+    return _NOTHING if item in _EMPTY else str(item)
 
 
 def size_text(count: Any) -> str:
@@ -174,9 +206,23 @@ def _outputs(record: Record) -> list[Block]:
     outputs = record.get("outputs")
     if not outputs:
         return []
-    columns = ("output", "shape", "dtype", "#max abs", "at", "#max rel", "#outside", "#allowed", "#would need", "")
+    columns = (
+        "output",
+        "shape",
+        "dtype",
+        "#max abs",
+        "at",
+        "#max rel",
+        "#outside",
+        "#allowed",
+        "#would need",
+        "",
+    )
     rows = [_output(output) for output in outputs]
-    return [["h3", "Outputs against eager"], _table(columns, rows, [not output.get("ok") for output in outputs])]
+    return [
+        ["h3", "Outputs against eager"],
+        _table(columns, rows, [not output.get("ok") for output in outputs]),
+    ]
 
 
 def _output(output: Record) -> list[Any]:
@@ -207,7 +253,7 @@ def _shapes(shapes: Sequence[Record]) -> list[Block]:
     if not shapes:
         return []
     rows = [
-        [row["path"], *(row[key] or "–" for key in ("accepted", "inferred", "exported")),
+        [row["path"], *(row[key] or _NOTHING for key in ("accepted", "inferred", "exported")),
          "differs" if row["differs"] else ""]
         for row in shapes
     ]  # fmt: skip
@@ -366,7 +412,10 @@ def _culprit(culprit: Record) -> list[Block]:
     own = "its own: it fails with its children replaced by custom ops too"
     return _facts(
         [
-            ("perhaps" if culprit.get("only_alone") else "module", f"{place}" + (f" ({kind})" if kind else "")),
+            (
+                "perhaps" if culprit.get("only_alone") else "module",
+                f"{place}" + (f" ({kind})" if kind else ""),
+            ),
             ("why", culprit.get("reason")),
             ("at", culprit.get("line")),
             ("called with", culprit.get("inputs")),

@@ -1,7 +1,7 @@
-"""From the data of a report to the page: the matrix as markup, all else as data that `page.js` shows when it is wanted.
+"""From the data of a report to the page: the matrix as markup, the rest as data that `page.js` shows later.
 
-A run of 2,000 cases would be half a million elements, which take a browser longer than a reader waits. The details of
-the cases are lines of JSON in the page instead, one line a case, and only that of an opened case is ever parsed.
+A run of 2,000 cases would be half a million elements, which take a browser longer than a reader waits. The
+details of the cases are lines of JSON in the page instead, and only that of an opened case is ever parsed.
 """
 
 from __future__ import annotations
@@ -54,16 +54,12 @@ def render(data: Mapping[str, Any]) -> str:
     script = _resource("blocks.js") + _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = data.get("environment") or {}
-    return _template().render(
+    text = _template().render(
         counts=counts(record for record in records if is_case(record)),
         total=sum(map(is_case, records)),
         left_out=environment.get("left_out"),
         matrix=_table(matrix, records),
-        failures=[
-            {"number": number, "name": _name(record), "record": record}
-            for number, record in enumerate(records)
-            if _failed(record)
-        ],
+        failures=[_failure(number, record) for number, record in enumerate(records) if _failed(record)],
         filters=_filters(records),
         field_labels=_FIELDS,
         index=_json([_entry(record) for record in records]),
@@ -73,6 +69,8 @@ def render(data: Mapping[str, Any]) -> str:
         script=Markup(script),
         script_hash=digest,
     )
+    # A file has no half of a pair of surrogates, which a name may be.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @cache
@@ -111,14 +109,26 @@ def _failed(record: Record) -> bool:
     return _kind(record) in _FAILED
 
 
+def _failure(number: int, record: Record) -> dict[str, Any]:
+    """What stands of a failed case where there is no JavaScript."""
+    told = {"message": record.get("message"), "reproduce": record.get("reproduce")}
+    return {
+        "number": number,
+        "name": _name(record),
+        "kind": _kind(record),
+        "verdict": record["verdict"],
+        **told,
+    }
+
+
 def _entry(record: Record) -> list[Any]:
-    """What the page knows of a case that is not open: name, verdict, its kind, values of the filters, words to find."""
+    """Of a case that is not open: name, verdict, its kind, values of the filters, words to find it by."""
     values = [_field(record, field) for field in _FIELDS]
     return [_name(record), cell_text(record["verdict"]), _kind(record), values, " ".join(_words(record))]
 
 
 def _words(record: Record) -> Iterator[str]:
-    """What is searched beside the name: the browser's own search does not see into details that are not open."""
+    """What is searched beside the name; the browser's own search does not see into what is closed."""
     yield str(record.get("message") or "")
     yield from map(str, record.get("details") or ())
     yield guilty_line(record) or ""

@@ -1,6 +1,7 @@
 """Plots as SVG elements, drawn by matplotlib: text stays text, colours are the page's.
 
-The page parses one as XML when it is to be seen. No text of a report is taken for markup: matplotlib escapes it, and its own mathematics (``$...$``) is off.
+The page parses one as XML when it is to be seen.
+No text of a report is taken for markup: matplotlib escapes it, and its own mathematics (``$...$``) is off.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def _inline(svg: str, what: str) -> str:
     assert size is not None
     head_ends = svg.index(">")
     label = str(Markup.escape(what)).replace("\n", " ")
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {size[0]} role="img" aria-label="{label}">'
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    head = f'<svg {spaces} {size[0]} role="img" aria-label="{label}">'
     return head + svg[head_ends + 1 :]
 
 
