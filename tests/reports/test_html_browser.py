@@ -285,6 +285,7 @@ def test_browser_search_covers_what_is_closed(opened):
     opened.fill("#search", "zebra")
     assert cells(opened) == []
     assert opened.locator("#nothing").is_visible()
+    assert not opened.locator("#matrix").is_visible()
     opened.fill("#search", "")
     assert len(cells(opened)) == 7
     assert not opened.locator("#nothing").is_visible()
@@ -349,6 +350,23 @@ def test_browser_a_long_name_wraps_and_does_not_push_the_matrix_away(browser, tm
     assert name.bounding_box()["width"] < 400
     assert name.bounding_box()["height"] % 1 == 0
     tab.close()
+
+
+def test_browser_names_in_tables_are_not_squeezed(browser, tmp_path):
+    """Numbers take their room; a name of a usual length stays on its line, a longer one wraps."""
+    usual = "cache.layers.10.self_attn.values"
+    made = record(
+        "net", "x", "fail compare", message="off", outputs=[output(usual, 0.5, False), output(LONG)]
+    )
+    path = tmp_path / "report.html"
+    path.write_text(html_page(data(made)), encoding="utf-8")
+    for width in (1280, 400):
+        tab = browser.new_page(viewport={"width": width, "height": 800})
+        tab.goto(f"{path.as_uri()}#case-0")
+        line = tab.locator("article thead th").first.bounding_box()["height"]
+        assert tab.locator("article th", has_text=usual).bounding_box()["height"] < 1.2 * line
+        assert 1.5 * line < tab.locator("article th", has_text=LONG).bounding_box()["height"] < 8 * line
+        tab.close()
 
 
 def test_browser_on_paper(opened):

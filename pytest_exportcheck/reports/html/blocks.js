@@ -33,6 +33,8 @@ const blocks = (() => {
     return made;
   };
 
+  const LONG = 36;
+
   const table = (heads, rows, marked) => {
     const wrong = new Set(marked);
     const titles = heads.map(([title, style]) => {
@@ -46,6 +48,7 @@ const blocks = (() => {
         const [text, span] = Array.isArray(cell) ? cell : [cell, 1];
         const made = element(column ? "td" : "th", span > 1 ? "" : heads[column][1], text);
         if (!column) made.scope = "row";
+        if (!column && text.length > LONG) made.className = "long";
         if (span > 1) made.colSpan = span;
         column += span;
         return made;

@@ -216,7 +216,7 @@ def _outputs(record: Record) -> list[Block]:
         "#outside",
         "#allowed",
         "#would need",
-        "",
+        "~",
     )
     rows = [_output(output) for output in outputs]
     return [

@@ -76,7 +76,9 @@
     }
     const count = shown.filter(Boolean).length;
     by("shown").value = `${count} of ${shown.length} tests shown`;
-    by("nothing").hidden = count > 0 || !shown.length;
+    const nothing = !count && shown.length > 0;
+    by("nothing").hidden = !nothing;
+    table.parentElement.hidden = nothing;
     steps();
   };
 
