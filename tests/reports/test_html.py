@@ -191,17 +191,28 @@ def test_a_case_tells_what_the_record_knows(page):
 
 def test_fields_that_the_page_does_not_know_are_shown_by_their_name():
     more = {
-        "accept": "pytest --update-shapes",
+        "advice": "more memory",
         "of_mine": {"10": True, "2": [0.5, None]},
         "empty": {},
         "none": None,
     }
     (blocks,) = details(html_page(data(record("net", "onnx-dynamo", **more)))).values()
     (told,) = [block[1] for block in blocks if block[0] == "facts"]
-    assert ["accept", "pytest --update-shapes"] in told
+    assert ["advice", "more memory"] in told
     # Keys keep their order, which those of an object would not.
     assert ["of_mine", {"facts": [["10", "yes"], ["2", ["0.5", "\N{EN DASH}"]]]}] in told
     assert not {"empty", "none"} & {label for label, _ in told}
+
+
+def test_the_command_that_accepts_shapes_is_said_to_do_so():
+    failed = record("net", None, "fail shapes", message="no", accept="pytest -U net", reproduce="pytest net")
+    page = html_page(data(failed))
+    (blocks,) = details(page).values()
+    commands = [["command", "pytest -U net", "accept these shapes:"], ["command", "pytest net", ""]]
+    assert [block for block in blocks if block[0] == "command"] == commands
+    assert '<p class="command">accept these shapes: <code>pytest -U net</code></p>' in page
+    # In its place, and not once more among the rest.
+    assert texts(blocks).count("pytest -U net") == 1
 
 
 def test_what_is_searched_beside_names(page):

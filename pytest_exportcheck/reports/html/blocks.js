@@ -64,9 +64,9 @@ const blocks = (() => {
     return element("figure", "", element("figcaption", "", title), document.importNode(drawn, true));
   };
 
-  const command = (text) => {
+  const command = (text, label) => {
     const code = element("code", "", text);
-    const made = element("p", "command", code);
+    const made = element("p", "command", label, code);
     if (!navigator.clipboard) return made;
     const button = element("button", "copy", "Copy");
     button.type = "button";

@@ -4,7 +4,7 @@ A block is ``[kind, ...]`` and a kind a name of ours, never a word of the report
 texts of a block, and the script makes text nodes of them.
 
     ["h3", text]  ["h4", text]  ["headline", text]  ["lines", [text]]  ["diff", text]  ["guilty", text]
-    ["command", text]  ["hint", text]  ["value", value]  ["cause", name, text, link]
+    ["command", text, label]  ["hint", text]  ["value", value]  ["cause", name, text, link]
     ["folded", summary, [block]]  ["beside", [block]]  ["figures", [block]]  ["plot", title, svg]
     ["facts", [[label, value]], class]
     ["table", [[title, class]], [row], [number of a row that is marked]]
@@ -58,45 +58,13 @@ _MORE = {
 }
 
 #: Fields with a place of their own on the page, and those that say nothing more to a reader.
-_ELSEWHERE = frozenset(
-    (
-        *(
-            "spec",
-            "exporter",
-            "patch_mode",
-            "device",
-            "dtype",
-            "graph",
-            "verdict",
-            "stage",
-            "message",
-            "details",
-        ),
-        *(
-            "reproduce",
-            "durations",
-            "outputs",
-            "shapes",
-            "accepted",
-            "exported_shapes",
-            "patches",
-            "rewritten",
-        ),
-        *("diagnosis", "causes", "operators"),
-        *(
-            "facts",
-            "confirm_s",
-            "isolated",
-            "why_no_fork",
-            "calls",
-            "graphs",
-            "broken",
-            "golden_exists",
-            "golden",
-        ),
-        *("capture", "capture_not_kept", "fx_nodes", "providers", "onnx_inputs"),
-    )
-)
+_ELSEWHERE = frozenset((
+    "spec", "exporter", "patch_mode", "device", "dtype", "graph", "verdict", "stage", "message",
+    "details", "accept", "reproduce", "durations", "outputs", "shapes", "accepted", "exported_shapes",
+    "patches", "rewritten", "diagnosis", "causes", "operators",
+    "facts", "confirm_s", "isolated", "why_no_fork", "calls", "graphs", "broken", "golden_exists",
+    "golden", "capture", "capture_not_kept", "fx_nodes", "providers", "onnx_inputs",
+))  # fmt: skip
 
 _MARKED_KINDS = ("fail", "crash", "timeout")
 
@@ -181,8 +149,9 @@ def _failure(record: Record) -> list[Block]:
             found.append(["lines", [str(line) for line in record["details"]]])
     if guilty := guilty_line(record):
         found.append(["guilty", guilty])
-    if record.get("reproduce"):
-        found.append(["command", str(record["reproduce"])])
+    for field, label in (("accept", "accept these shapes:"), ("reproduce", "")):
+        if record.get(field):
+            found.append(["command", str(record[field]), label])
     return found
 
 

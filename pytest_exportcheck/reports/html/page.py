@@ -111,7 +111,7 @@ def _failed(record: Record) -> bool:
 
 def _failure(number: int, record: Record) -> dict[str, Any]:
     """What stands of a failed case where there is no JavaScript."""
-    told = {"message": record.get("message"), "reproduce": record.get("reproduce")}
+    told = {field: record.get(field) for field in ("message", "accept", "reproduce")}
     return {
         "number": number,
         "name": _name(record),
