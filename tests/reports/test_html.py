@@ -208,7 +208,7 @@ def test_the_command_that_accepts_shapes_is_said_to_do_so():
     failed = record("net", None, "fail shapes", message="no", accept="pytest -U net", reproduce="pytest net")
     page = html_page(data(failed))
     (blocks,) = details(page).values()
-    commands = [["command", "pytest -U net", "accept these shapes:"], ["command", "pytest net", ""]]
+    commands = [["command", "pytest -U net", "accept these shapes:"], ["command", "pytest net", "reproduce:"]]
     assert [block for block in blocks if block[0] == "command"] == commands
     assert '<p class="command">accept these shapes: <code>pytest -U net</code></p>' in page
     # In its place, and not once more among the rest.

@@ -149,7 +149,7 @@ def _failure(record: Record) -> list[Block]:
             found.append(["lines", [str(line) for line in record["details"]]])
     if guilty := guilty_line(record):
         found.append(["guilty", guilty])
-    for field, label in (("accept", "accept these shapes:"), ("reproduce", "")):
+    for field, label in (("accept", "accept these shapes:"), ("reproduce", "reproduce:")):
         if record.get(field):
             found.append(["command", str(record[field]), label])
     return found
