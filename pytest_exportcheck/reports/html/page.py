@@ -1,11 +1,17 @@
-"""From the data of a report to the page: what is shown of a case, and in which order."""
+"""From the data of a report to the page: the matrix as markup, the rest as data that `page.js` shows later.
+
+A run of 2,000 cases would be half a million elements, which take a browser longer than a reader waits. The
+details of the cases are lines of JSON in the page instead, and only that of an opened case is ever parsed.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -14,11 +20,12 @@ import jinja2
 from markupsafe import Markup
 
 from ...plurals import counted
-from ..diagnosis import causes, culprits, error_profile, first_node, guilty_line, left_over, rungs
+from ..diagnosis import causes, culprits, error_profile, first_node, guilty_line
 from ..matrix import Matrix, cell_text, counts, is_case
 from ..read import case_key, case_name
 from ..record import sort_key
 from . import plots
+from .blocks import Block, Plots, case_blocks, value
 
 __all__ = ["render"]
 
@@ -30,32 +37,40 @@ MOST_PLOTS = 120
 _FAILED = ("fail", "crash", "timeout", "xpass")
 _KINDS = (*_FAILED, "xfail", "skip", "pass")
 
-
-class _Record(dict[str, Any]):
-    """A record in which a key that it lacks is ``None``: older reports, and those of others, have fewer."""
-
-    def __missing__(self, key: str) -> None:
-        return None
+#: What the cases are filtered by; `page.js` has the values of a case in this order.
+_FIELDS = {
+    "exporter": "Exporter",
+    "patch_mode": "Patch mode",
+    "device": "Device",
+    "dtype": "Dtype",
+    "graph": "Graph",
+}
 
 
 def render(data: Mapping[str, Any]) -> str:
     """The page of a report."""
     records = sorted(data["cases"], key=sort_key)
     matrix = Matrix.of(records)
-    script = _resource("page.js")
+    script = _resource("blocks.js") + _resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _template().render(
-        environment=_Record(data.get("environment") or {}),
+    environment = data.get("environment") or {}
+    text = _template().render(
         counts=counts(record for record in records if is_case(record)),
         total=sum(map(is_case, records)),
+        left_out=environment.get("left_out"),
         matrix=_table(matrix, records),
-        cases=_cases(records),
+        failures=[_failure(number, record) for number, record in enumerate(records) if _failed(record)],
         filters=_filters(records),
-        plots=_run_plots(matrix, records),
+        field_labels=_FIELDS,
+        index=_json([_entry(record) for record in records]),
+        details=Markup("\n").join(map(_json, _details(records))),
+        rest=_json({"plots": _run_plots(matrix, records), "environment": _environment(environment)}),
         style=Markup(_resource("page.css")),
         script=Markup(script),
         script_hash=digest,
     )
+    # A file has no half of a pair of surrogates, which a name may be.
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 @cache
@@ -68,18 +83,69 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {
-        "e": _number,
-        "cell_text": cell_text,
-        "size": _size,
-        "counted": counted,
-        "command": _command,
-    }
+    environment.filters |= {"cell_text": cell_text, "counted": counted}
     return environment.from_string(_resource("page.html.jinja"))
 
 
-def _number(value: Any, digits: str = ".1e") -> str:
-    return format(value, digits) if isinstance(value, int | float) else str(value)
+#: What could end the element that the data stands in, or begin a comment in it.
+_MARKUP = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def _json(data: Any) -> Markup:
+    """`data` as one line in a ``script`` element that is no script."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return Markup(text.translate(_MARKUP))
+
+
+def _name(record: Record) -> str:
+    return case_name(case_key(record))
+
+
+def _kind(record: Record) -> str:
+    return str(record["verdict"].split()[0])
+
+
+def _failed(record: Record) -> bool:
+    return _kind(record) in _FAILED
+
+
+def _failure(number: int, record: Record) -> dict[str, Any]:
+    """What stands of a failed case where there is no JavaScript."""
+    told = {field: record.get(field) for field in ("message", "accept", "reproduce")}
+    return {
+        "number": number,
+        "name": _name(record),
+        "kind": _kind(record),
+        "verdict": record["verdict"],
+        **told,
+    }
+
+
+def _entry(record: Record) -> list[Any]:
+    """Of a case that is not open: name, verdict, its kind, values of the filters, words to find it by."""
+    values = [_field(record, field) for field in _FIELDS]
+    return [_name(record), cell_text(record["verdict"]), _kind(record), values, " ".join(_words(record))]
+
+
+def _words(record: Record) -> Iterator[str]:
+    """What is searched beside the name; the browser's own search does not see into what is closed."""
+    yield str(record.get("message") or "")
+    yield from map(str, record.get("details") or ())
+    yield guilty_line(record) or ""
+    yield from map(str, record.get("warnings") or ())
+    for cause in causes(record):
+        yield f"{cause.get('name')} {cause.get('sentence')}"
+    for culprit in culprits(record):
+        yield f"{culprit.get('path')} {culprit.get('kind')} {culprit.get('line')} {culprit.get('reason')}"
+    node = first_node(record) or {}
+    yield " ".join(str(node.get(key) or "") for key in ("name", "operator", "onnx_nodes", "module", "source"))
+
+
+def _environment(environment: Record) -> list[list[Any]]:
+    told = {**environment}
+    if told.get("arguments"):
+        told["arguments"] = _command(told["arguments"])
+    return [[key, value(item)] for key, item in told.items() if item not in (None, "", [], {})]
 
 
 def _command(arguments: Any) -> str:
@@ -87,17 +153,8 @@ def _command(arguments: Any) -> str:
     return shlex.join(map(str, arguments)) if isinstance(arguments, list) else str(arguments)
 
 
-def _size(count: Any) -> str:
-    size = float(count)
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
 def _table(matrix: Matrix, records: Sequence[Record]) -> dict[str, Any]:
-    """Rows of cells; a cell has the numbers of its records, the worst first."""
+    """Rows of cells; a cell has its records (number, kind and text), the worst first."""
     numbers = {id(record): number for number, record in enumerate(records)}
     columns = [(group, column) for group in matrix.groups for column in group.columns]
     rows = []
@@ -107,22 +164,30 @@ def _table(matrix: Matrix, records: Sequence[Record]) -> dict[str, Any]:
             found = group.records.get((row, column), [])
             worst = group.cells.get((row, column))
             found = sorted(found, key=lambda record: record["verdict"] != worst)
-            cells.append([numbers[id(record)] for record in found])
-        rows.append({"label": row, "cells": cells})
+            cells.append(
+                [(numbers[id(record)], _kind(record), cell_text(record["verdict"])) for record in found]
+            )
+        rows.append({"label": _breakable(row), "cells": cells})
     groups = [{"label": group.label, "span": len(group.columns)} for group in matrix.groups]
     labels = [(column, number) for number, group in enumerate(matrix.groups) for column in group.columns]
     return {"rows": rows, "groups": groups, "columns": labels}
 
 
+#: A longer name may wrap.
+_LONG = 24
+
+
+def _breakable(name: str) -> Markup:
+    """`name`, which if it is long wraps behind a mark rather than in a word."""
+    parts = re.split(r"(?<=[_/.-])(?=\w)", name) if len(name) > _LONG else [name]
+    return Markup("<wbr>").join(parts)
+
+
 def _filters(records: Sequence[Record]) -> dict[str, list[str]]:
     """The values to choose from, by field."""
-    values = {
-        field: list(dict.fromkeys(_field(record, field) for record in records))
-        for field in ("exporter", "patch_mode", "device", "dtype", "graph")
-    }
-    kinds = {record["verdict"].split()[0] for record in records}
+    kinds = set(map(_kind, records))
     return {
-        **{field: sorted(found) for field, found in values.items()},
+        **{field: sorted({_field(record, field) for record in records}) for field in _FIELDS},
         "verdict": [kind for kind in _KINDS if kind in kinds],
     }
 
@@ -132,77 +197,37 @@ def _field(record: Record, field: str) -> str:
     return str(record[field] or empty.get(field, ""))
 
 
-def _cases(records: Sequence[Record]) -> list[dict[str, Any]]:
-    shapes = {
+def _details(records: Sequence[Record]) -> Iterator[list[Block]]:
+    checks = {
         (record["spec"], record["device"], record["dtype"]): record
         for record in records
         if record["exporter"] is None
     }
-    failed_first = sorted(range(len(records)), key=lambda at: not _failed(records[at]))
-    drawn: dict[int, list[tuple[str, Markup]]] = {}
-    times: dict[int, Markup | None] = {}
+    drawn = _drawn(records)
+    for at, record in enumerate(records):
+        check = checks.get((record["spec"], record["device"], record["dtype"]), record)
+        yield case_blocks(record, _shapes(record, check), drawn.get(at))
+
+
+def _drawn(records: Sequence[Record]) -> dict[int, Plots]:
+    """The plots of the first cases, failed ones before others, by the number of the case."""
+    drawn: dict[int, Plots] = {}
     left = MOST_PLOTS
-    for at in failed_first:
+    for at in sorted(range(len(records)), key=lambda at: not _failed(records[at])):
         if left <= 0:
             break
         drawn[at] = _case_plots(records[at])
-        times[at] = plots.time_by_stage(records[at].get("durations") or {})
-        left -= len(drawn[at]) + (times[at] is not None)
-    return [
-        {
-            "record": _Record(record, outputs=[_Record(output) for output in record.get("outputs") or ()]),
-            "name": case_name(case_key(record)),
-            "kind": record["verdict"].split()[0],
-            "fields": {
-                name: _field(record, name) for name in ("exporter", "patch_mode", "device", "dtype", "graph")
-            },
-            "shapes": _shapes(
-                record, shapes.get((record["spec"], record["device"], record["dtype"]), record)
-            ),
-            "seconds": {
-                stage: (spent.get("wall_s"), spent.get("cpu_s"))
-                for stage, spent in (record.get("durations") or {}).items()
-            },
-            "guilty": guilty_line(record),
-            "diagnosis": _diagnosis(record),
-            "causes": [_Record(cause) for cause in causes(record)],
-            "plots": drawn.get(at),
-            "time": times.get(at),
-        }
-        for at, record in enumerate(records)
-    ]
+        left -= len(drawn[at].others) + (drawn[at].time is not None)
+    return drawn
 
 
-def _diagnosis(record: Record) -> dict[str, Any] | None:
-    """What the page shows of a diagnosis; ``None`` if there is none."""
-    found = record.get("diagnosis")
-    if not isinstance(found, dict):
-        return None
-    node = first_node(record)
-    ladder, pieces, told = found.get("ladder"), found.get("pieces"), found.get("reproduction")
-    return {
-        "facts": _Record(found),
-        "rungs": [_Record(rung) for rung in rungs(record)],
-        "sample": ladder.get("sample") if isinstance(ladder, dict) else None,
-        "node": _Record(node) if node is not None else None,
-        "profile": error_profile(record),
-        "culprits": [_Record(culprit) for culprit in culprits(record)],
-        "searched": pieces.get("note") if isinstance(pieces, dict) else None,
-        "reproduction": told if isinstance(told, list) else [told] if told else [],
-        "more": left_over(record),
-    }
-
-
-def _failed(record: Record) -> bool:
-    return record["verdict"].split()[0] in _FAILED
-
-
-def _case_plots(record: Record) -> list[tuple[str, Markup]]:
+def _case_plots(record: Record) -> Plots:
     made = (
         ("Error by node", plots.errors_by_node(error_profile(record))),
         ("Error by output", plots.errors_by_output(record.get("outputs") or ())),
     )
-    return [(title, plot) for title, plot in made if plot is not None]
+    others = [(title, plot) for title, plot in made if plot is not None]
+    return Plots(plots.time_by_stage(record.get("durations") or {}), others)
 
 
 def _shapes(record: Record, check: Record) -> list[dict[str, Any]]:
@@ -226,7 +251,7 @@ def _shapes(record: Record, check: Record) -> list[dict[str, Any]]:
     return rows
 
 
-def _run_plots(matrix: Matrix, records: Sequence[Record]) -> list[tuple[str, Markup]]:
+def _run_plots(matrix: Matrix, records: Sequence[Record]) -> list[tuple[str, str]]:
     total: dict[str, dict[str, float]] = {}
     for record in records:
         for stage, spent in (record.get("durations") or {}).items():

@@ -1,5 +1,6 @@
 """Plots as SVG elements, drawn by matplotlib: text stays text, colours are the page's.
 
+The page parses one as XML when it is to be seen.
 No text of a report is taken for markup: matplotlib escapes it, and its own mathematics (``$...$``) is off.
 """
 
@@ -57,7 +58,7 @@ def _draw(
     labels: Sequence[str] = (),
     below: float = 0.5,
     above: float = 0.1,
-) -> Markup:
+) -> str:
     """`paint` on axes in a figure of `height` inches; `what` is said to those who do not see it.
 
     There is room for `labels` on the left, for `below` inches under the axes and `above` over them:
@@ -78,12 +79,15 @@ def _draw(
                 axis.set_major_formatter(lambda value, _: f"{value:.0e}")
         written = io.StringIO()
         FigureCanvasSVG(figure).print_svg(written, metadata={"Date": None, "Creator": None, "Format": None})
-    return Markup(_inline(written.getvalue(), what))
+    return _inline(written.getvalue(), what)
 
 
 def _inline(svg: str, what: str) -> str:
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, count=1, flags=re.DOTALL)
+    # What the page's stylesheet says once for all plots, and the space between elements.
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r" font-family: [^;\"]*;", "", svg)
+    svg = re.sub(r">\s+<", "><", svg)
     for stand_in, colour in _STANDS_FOR.items():
         svg = svg.replace(stand_in, colour)
     # Identifiers are unique in a figure, and a page has many.
@@ -94,7 +98,8 @@ def _inline(svg: str, what: str) -> str:
     assert size is not None
     head_ends = svg.index(">")
     label = str(Markup.escape(what)).replace("\n", " ")
-    head = f'<svg xmlns:xlink="http://www.w3.org/1999/xlink" {size[0]} role="img" aria-label="{label}">'
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    head = f'<svg {spaces} {size[0]} role="img" aria-label="{label}">'
     return head + svg[head_ends + 1 :]
 
 
@@ -125,7 +130,7 @@ def _bars(axes: Any, names: Sequence[str], values: Sequence[float], colour: str 
     axes.margins(y=0.02)
 
 
-def time_by_stage(durations: Mapping[str, Mapping[str, Any]]) -> Markup | None:
+def time_by_stage(durations: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Wall and CPU seconds, stage by stage."""
     stages = [stage for stage, spent in durations.items() if spent.get("wall_s") or spent.get("cpu_s")]
     if not stages:
@@ -144,7 +149,7 @@ def time_by_stage(durations: Mapping[str, Mapping[str, Any]]) -> Markup | None:
     return _draw(1.0 + 0.3 * len(stages), "time by stage", paint, stages, above=_LEGEND)
 
 
-def errors_by_output(outputs: Sequence[Mapping[str, Any]]) -> Markup | None:
+def errors_by_output(outputs: Sequence[Mapping[str, Any]]) -> str | None:
     """Largest absolute error of each output, layer after layer, and what is allowed."""
     # Those that a user's comparison judged have no numbers.
     judged = [output for output in outputs if not output.get("by")]
@@ -170,7 +175,7 @@ def errors_by_output(outputs: Sequence[Mapping[str, Any]]) -> Markup | None:
     return _draw(1.0 + 0.24 * len(shown), "error by output", paint, names, above=_LEGEND)
 
 
-def errors_by_node(profile: Sequence[tuple[str, Any, Any]]) -> Markup | None:
+def errors_by_node(profile: Sequence[tuple[str, Any, Any]]) -> str | None:
     """Error of the value of each node, and of the node alone, in the order of the graph.
 
     ``None`` for a node or two, of which the text says all.
@@ -195,7 +200,7 @@ def errors_by_node(profile: Sequence[tuple[str, Any, Any]]) -> Markup | None:
     return _draw(3.1 + names, "error by node", paint, below=0.2 + names, above=_LEGEND)
 
 
-def histogram(records: Sequence[Mapping[str, Any]]) -> Markup | None:
+def histogram(records: Sequence[Mapping[str, Any]]) -> str | None:
     """The errors of all outputs of all cases, as shares of what is allowed, on a logarithmic axis."""
     shares: dict[bool, list[float]] = {True: [], False: []}
     for record in records:
@@ -220,12 +225,13 @@ def histogram(records: Sequence[Mapping[str, Any]]) -> Markup | None:
         axes.axvline(0, color=_TEXT, linewidth=0.8, linestyle=":")
         axes.set_xlabel("log10 of max abs error / atol")
         axes.set_ylabel("outputs")
+        axes.yaxis.get_major_locator().set_params(integer=True)
         _legend(axes)
 
     return _draw(2.8, "histogram of the errors of all outputs", paint, above=_LEGEND)
 
 
-def node_counts(counts: Sequence[tuple[str, int]]) -> Markup | None:
+def node_counts(counts: Sequence[tuple[str, int]]) -> str | None:
     """Nodes of the programs, the largest first."""
     if not counts:
         return None
@@ -234,6 +240,7 @@ def node_counts(counts: Sequence[tuple[str, int]]) -> Markup | None:
 
     def paint(axes: Any) -> None:
         _bars(axes, [name for name, _ in shown], [count for _, count in shown])
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_xlabel("nodes" + (f" ({dropped} smaller programs not shown)" if dropped else ""))
 
     return _draw(0.8 + 0.22 * len(shown), "node counts", paint, [name for name, _ in shown])
