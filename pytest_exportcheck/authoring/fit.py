@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..spec.configs import mentioned
-from .calls import Unknown
+from .known import Unknown
 from .reduce import filled, reduced, with_chained_widths, with_its_widths
 
 __all__ = ["LARGE", "PARAMETERS", "alternatives", "fitted", "model_classes"]

@@ -14,8 +14,9 @@ from typing import Any
 
 from ..errors import ExportCheckError, SpecError
 from ..pytrees import flatten_with_paths, register_flattening_functions
-from .calls import Call, Unknown, candidates, takes
+from .calls import candidates, takes
 from .fit import PARAMETERS, alternatives, fitted, model_classes
+from .known import Call, Unknown
 from .trials import tried_calls
 from .write import spec_text
 

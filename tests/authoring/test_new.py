@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from pytest_exportcheck.authoring.bulk import draft_all, file_name, summary
-from pytest_exportcheck.authoring.calls import Unknown
 from pytest_exportcheck.authoring.fit import PARAMETERS, fitted, model_classes
+from pytest_exportcheck.authoring.known import Unknown
 from pytest_exportcheck.authoring.new import Draft, draft
 from pytest_exportcheck.cli import main
 from pytest_exportcheck.pipeline import SpecRun

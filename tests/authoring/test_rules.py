@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from pytest_exportcheck.authoring import fit, new
-from pytest_exportcheck.authoring.calls import Unknown
 from pytest_exportcheck.authoring.fit import LARGE, PARAMETERS, alternatives, fitted
+from pytest_exportcheck.authoring.known import Unknown
 from pytest_exportcheck.authoring.new import draft
 
 pytestmark = pytest.mark.filterwarnings("ignore")
