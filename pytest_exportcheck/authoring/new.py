@@ -20,7 +20,9 @@ from .known import Call, Unknown
 from .trials import tried_calls
 from .write import spec_text
 
-__all__ = ["Draft", "draft", "reference"]
+__all__ = ["NO_CLASS", "Draft", "draft", "reference"]
+
+NO_CLASS = "transformers has no model class for it: it is a part of another model's configuration"
 
 _PADDED = "Not compared: what the cache holds at padded positions, where no value is right."
 _LARGE = "The model has {:,} parameters: no rule made it smaller. Change `config` for a faster check."
@@ -43,6 +45,8 @@ class Draft:
         Whether the model was built, and whether the stage ``observe`` passed.
     problems:
         What could not be done, one line each.
+    warnings:
+        What the observation warns of, one line each.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Draft:
     builds: bool = False
     observed: bool = False
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def draft(
@@ -101,9 +106,7 @@ def _sources(
     for auto_class in auto_classes or model_classes(source):
         yield _models(source, auto_class, base, made), auto_class
     if not (auto_classes or model_classes(source)):
-        made.problems.append(
-            "transformers has no model class for it: it is a part of another model's configuration"
-        )
+        made.problems.append(NO_CLASS)
 
 
 def _models(
@@ -193,10 +196,12 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
                     if compare:
                         comments = [*comments, _PADDED]
                     batched = spec_text(model, calls, graphs, compare, comments=comments, batch_dims=True)
-                    if _settles(batched, path, warned):
-                        made.text = batched
+                    fewer = _settled(batched, path, warned)
+                    if fewer is not None:
+                        made.text, made.warnings = batched, fewer
                     else:
                         made.text = spec_text(model, calls, graphs, compare, comments=comments)
+                        made.warnings = warned
                     made.observed = True
                     return True
                 found = next((m for line in refused if (m := _GRAPHS.search(line))), None)
@@ -227,8 +232,8 @@ def _warnings(run: Any) -> list[str]:
     return [warning for graph in graphs for warning in graph.shapes.warnings]
 
 
-def _settles(text: str, path: Path, warned: Sequence[str]) -> bool:
-    """Whether `text`, which calls the first axis of every input a batch, is warned of less.
+def _settled(text: str, path: Path, warned: Sequence[str]) -> list[str] | None:
+    """What `text`, which calls the first axis of every input a batch, is warned of; ``None``: not of less.
 
     Two calls cannot show that the first axes of the inputs of a decoder and of an encoder are one.
     """
@@ -236,12 +241,13 @@ def _settles(text: str, path: Path, warned: Sequence[str]) -> bool:
     from ..spec import parse_spec
 
     if not any("axis 0 of " in warning for warning in warned):
-        return False
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = SpecRun(parse_spec(text, path))
         try:
-            return _refusal(run) is None and len(_warnings(run)) < len(warned)
+            left = _warnings(run) if _refusal(run) is None else warned
+            return list(left) if len(left) < len(warned) else None
         finally:
             run.close()
 
