@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,8 @@ SIZES = ((2, 9), (3, 6))
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder")
 VISION = ("vision_config", "image_config", "vit_config", "vision_encoder", "encoder", "backbone_config")
 AUDIO = ("audio_config", "audio_encoder", "speech_config", "encoder_config")
+#: Configurations of a whole multimodal model inside another one.
+_WRAPPED = ("vlm_config", "thinker_config", "vl_config")
 
 
 class Unknown(Exception):
@@ -55,6 +57,15 @@ class Plan:
         Another number of images than of texts: two towers have a batch each.
     oblong:
         Images are as wide as those of the other call are high: two sizes, and no square.
+    spread:
+        Both calls have the same number of images, the first one two in its first prompt: what holds one entry
+        for each image (features in a list) has as many in both calls.
+    hears:
+        Audio is given though it is neither the main input nor needed.
+    blind:
+        No images are given.
+    longer:
+        How much longer the text of the second call is: where images made it as long as that of the first.
     frames:
         Length of the audio of the two calls: samples or frames.
     audio:
@@ -72,6 +83,18 @@ class Plan:
     audio: str = ""
     apart: bool = False
     oblong: bool = False
+    spread: bool = False
+    hears: bool = False
+    blind: bool = False
+    longer: int = 0
+
+    def images_of(self, position: int) -> int:
+        """How many images a call has."""
+        return max(batch for batch, _ in SIZES) if self.spread else SIZES[position][0] + 2 * self.apart
+
+    def size_of(self, position: int) -> tuple[int, int]:
+        """Height and width of the images of a call, in pixels."""
+        return self.images[position], self.images[1 - position if self.oblong else position]
 
 
 class Model:
@@ -89,11 +112,22 @@ class Model:
         self.grid = next((name for name in ("image_grid_thw", "grid_thw") if name in self.names), "")
         self.audio = next((name for name in ("input_values", "input_features") if name in self.names), "")
         self.is_seq2seq = bool(getattr(self.config, "is_encoder_decoder", False))
+        #: What makes features of images: a method of the model, or of the one that it is wrapped around.
+        self.image_features: Callable[..., Any] | None = next(
+            (cast(Any, part).get_image_features for part in model.modules() if _sees(part)), None
+        )
+        if self.image_features is not None and self.takes("pixel_values"):
+            of_images = inspect.signature(self.image_features).parameters.values()
+            needed = [p.name for p in of_images if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+            self.with_images = [name for name in needed if self.takes(name) and name != "pixel_values"]
+        else:
+            self.with_images = []
 
     def value(self, *names: str, within: Sequence[str] = (), default: Any = None) -> Any:
         """The first of `names` that the configuration has, in sub-configurations first."""
-        configs = [getattr(self.config, key, None) for key in within]
-        for config in [*(config for config in configs if config is not None), self.config]:
+        owners = [self.config, *_wrapped(self.config)]
+        configs = [getattr(owner, key, None) for owner in owners for key in within]
+        for config in [*(config for config in configs if config is not None), *owners]:
             for name in names:
                 found = getattr(config, name, None)
                 if found is not None:
@@ -107,3 +141,13 @@ class Model:
     def highest_id(self) -> int:
         """Random token ids stay below: special ones are in the upper part of a small vocabulary."""
         return max(4, min(96, int(self.value("vocab_size", within=TEXT, default=96))))
+
+
+def _sees(part: torch.nn.Module) -> bool:
+    return callable(getattr(type(part), "get_image_features", None))
+
+
+def _wrapped(config: Any) -> list[Any]:
+    """The configurations of models that the model is wrapped around: those that have parts themselves."""
+    parts = [getattr(config, key, None) for key in _WRAPPED]
+    return [part for part in parts if part is not None]

@@ -8,11 +8,11 @@ from typing import Any
 
 from .known import AUDIO, SIZES, VISION, Model, Plan
 
-__all__ = ["GRID", "PATCHES", "audio", "audio_forms", "frame_counts", "image_size", "pixels", "video"]
+__all__ = ["GRID", "PATCHES", "audio", "audio_forms", "frame_counts", "grid", "image_size", "pixels", "video"]
 
 # images
 
-#: Patches along each side of an image that is given as patches.
+#: Patches along each side of an image that is given as patches; of one twice as wide, along its height.
 GRID = 4
 #: Shapes of patches: ``{n}`` of all images or ``{k}`` of each of ``{b}``; in one row (``{w}`` with the frames
 #: that belong together, ``{s}`` of one, ``{d}`` of twice as many) or with channels ``{c}`` and sides ``{p}``.
@@ -38,32 +38,45 @@ def _channels(known: Model) -> int:
 
 
 def pixels(known: Model, plan: Plan, position: int) -> dict[str, Any]:
-    batch, size, channels = SIZES[position][0], plan.images[position], _channels(known)
-    batch += 2 * plan.apart
-    if known.grid or known.takes("spatial_shapes"):
-        return _patches(known, plan, batch)
+    """The images of a call, and what says how large each is."""
+    batch, channels = plan.images_of(position), _channels(known)
+    if known.grid or known.takes("spatial_shapes") or _position_ids(known):
+        return _patches(known, plan, position)
     frames = known.value("num_frames")
     if isinstance(frames, int) and not known.takes("input_ids"):
         return video(known, plan, position, "pixel_values")
     tiles = f"{plan.tiles}, " if plan.tiles else ""
-    width = plan.images[1 - position] if plan.oblong else size
-    made = {"pixel_values": f"float32[{batch}, {tiles}{channels}, {size}, {width}]"}
+    height, width = plan.size_of(position)
+    made = {"pixel_values": f"float32[{batch}, {tiles}{channels}, {height}, {width}]"}
     tiled = known.value("image_grid_pinpoints") is not None or "image_sizes" in known.required
-    features = getattr(known.model, "get_image_features", None)
+    features = known.image_features
     sizes = inspect.signature(features).parameters.get("image_sizes") if features else None
     tiled = tiled or (sizes is not None and sizes.default is sizes.empty)
     if known.takes("image_sizes") and tiled:
-        made["image_sizes"] = f"int64[{batch}, 2] = {size}"
+        fill = f"= {height}" if height == width else f"values {[[height, width]] * batch}"
+        made["image_sizes"] = f"int64[{batch}, 2] {fill}"
     return made
 
 
-def _patches(known: Model, plan: Plan, batch: int) -> dict[str, Any]:
-    """Images as patches, each `GRID` patches wide and high."""
+def grid(plan: Plan, position: int) -> tuple[int, int]:
+    """How many patches an image of a call is high and wide."""
+    return GRID, GRID * plan.images[position] // min(plan.images)
+
+
+def _position_ids(known: Model) -> str:
+    """The argument that says where in its image each patch is."""
+    return next((name for name in ("pixel_position_ids", "image_position_ids") if known.takes(name)), "")
+
+
+def _patches(known: Model, plan: Plan, position: int) -> dict[str, Any]:
+    """Images as patches."""
+    batch = plan.images_of(position)
     patch = known.value("patch_size", within=VISION, default=14)
     side = int(patch if isinstance(patch, int) else patch[0])
     channels = _channels(known)
     frames = int(known.value("temporal_patch_size", within=VISION, default=1))
-    width, count = channels * frames * side * side, GRID * GRID
+    high, wide = grid(plan, position)
+    width, count = channels * frames * side * side, high * wide
     name = "pixel_values" if known.takes("pixel_values") else "hidden_states"
     if known.grid:
         shape = plan.patches.format(
@@ -78,24 +91,29 @@ def _patches(known: Model, plan: Plan, batch: int) -> dict[str, Any]:
         )
         made = {
             name: f"float32[{shape}]",
-            known.grid: f"int64[{batch}, 3] values {[[1, GRID, GRID]] * batch}",
+            known.grid: f"int64[{batch}, 3] values {[[1, high, wide]] * batch}",
         }
         if "merge_sizes" in known.required:
             made["merge_sizes"] = f"int64[{batch}] = 1"
         return made
-    made = {
-        name: f"float32[{batch}, {count}, {width}]",
-        "spatial_shapes": f"int64[{batch}, 2] = {GRID}",
-    }
+    made = {name: f"float32[{batch}, {count}, {width}]"}
+    places = _position_ids(known)
+    if places:
+        cells = [[column, row] for row in range(high) for column in range(wide)]
+        made[places] = f"int64[{batch}, {count}, 2] values {[cells] * batch}"
+        return made
+    fill = f"= {high}" if high == wide else f"values {[[high, wide]] * batch}"
+    made["spatial_shapes"] = f"int64[{batch}, 2] {fill}"
     if known.takes("pixel_attention_mask"):
         made["pixel_attention_mask"] = f"int64[{batch}, {count}] = 1"
     return made
 
 
 def video(known: Model, plan: Plan, position: int, name: str) -> dict[str, Any]:
-    batch, size = SIZES[position][0], plan.images[position]
+    """A video for each text."""
+    batch, (height, width) = SIZES[position][0], plan.size_of(position)
     frames = int(known.value("num_frames", "frames_per_clip", within=VISION, default=4))
-    return {name: f"float32[{batch}, {frames}, {_channels(known)}, {size}, {size}]"}
+    return {name: f"float32[{batch}, {frames}, {_channels(known)}, {height}, {width}]"}
 
 
 # audio
