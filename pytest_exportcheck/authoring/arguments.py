@@ -81,10 +81,11 @@ def named(known: Model, plan: Plan, position: int, arguments: Mapping[str, Any])
             "high_res": known.value("image_size", within=("high_res_vision_config",)),
             "high": known.highest_id,
         }
-        for key in re.findall(r"{(\w+)}", form):
+        used = re.findall(r"{(\w+)}", form)
+        for key in used:
             if key not in sizes:
                 sizes[key] = _past(known) if key == "past" else known.value(key)
-        if all(size is not None for size in sizes.values()):
+        if all(sizes[key] is not None for key in used):
             made[name] = form.format(**sizes)
     series = known.value("num_input_channels")
     if isinstance(series, int):

@@ -107,7 +107,9 @@ class Model:
         named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         self.names = [parameter.name for parameter in named]
         self.required = [parameter.name for parameter in named if parameter.default is parameter.empty]
-        self.main = str(getattr(model, "main_input_name", ""))
+        # Some classes name the main input of the model that they are a part of.
+        main = str(getattr(model, "main_input_name", ""))
+        self.main = main if main in self.names else ""
         #: The argument that says how many patches each image has, in time and on each side.
         self.grid = next((name for name in ("image_grid_thw", "grid_thw") if name in self.names), "")
         self.audio = next((name for name in ("input_values", "input_features") if name in self.names), "")
