@@ -67,7 +67,7 @@ def test_a_part_keeps_what_it_has_otherwise_than_its_type(tmp_path: Path) -> Non
         ("qwen3_vl_vision", ["hidden_states: float32[32, 384]", "grid_thw: int64[2, 3] values"]),
         ("kimi_k25_vision", ["pixel_values: float32[32, 3, 8, 8]"]),
         ("siglip2", ["pixel_values: float32[4, 16, 192]", "spatial_shapes: int64[4, 2] = 4"]),
-        ("mistral3", ["image_sizes: int64[3, 2] = 32"]),
+        ("mistral3", ["image_sizes: int64[3, 2] values [[32, 64], [32, 64], [32, 64]]"]),
         ("lxmert", ["visual_feats: float32[2, 5, 32]", "visual_pos: float32[3, 4, 4]"]),
         ("informer", ["past_values: float32[2, 11]", "past_time_features: float32[2, 11, 0]"]),
         ("patchtst", ["past_values: float32[2, 32, 1]"]),
