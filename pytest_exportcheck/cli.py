@@ -277,7 +277,7 @@ def validate(
 @click.option("--all", "folder", type=_FILE, metavar="DIR", help="Specs of every model type, into DIR.")
 @click.option("--type", "types", multiple=True, metavar="NAME", help="With --all: these model types only.")
 @click.option("-j", "--jobs", type=click.IntRange(1), default=1, help="With --all: so many at a time.")
-@click.option("--timeout", type=float, default=90.0, show_default=True, help="With --all: seconds per type.")
+@click.option("--timeout", type=float, default=180.0, show_default=True, help="With --all: seconds per type.")
 def new(
     source: str | None,
     output: Path | None,

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from .cli_common import Wrong, normal, write_file
+from .plurals import counted
 
 __all__ = ["check_source", "run_new", "run_new_all"]
 
@@ -28,6 +29,8 @@ def run_new(source: str, output: Path | None, auto_classes: Sequence[str], force
         click.echo(f"{source}: no spec could be made", err=True)
         return 1
     write_file(path, made.text)
+    for warning in made.warnings:
+        click.echo(f"{path}: warning: {warning}", err=True)
     if made.observed:
         click.echo(f"{path}: its calls are observed; next: pytest --exportcheck {path} --update-shapes")
         return 0
@@ -46,14 +49,19 @@ def run_new_all(folder: Path, types: Sequence[str], jobs: int, seconds: float) -
     drafts = []
     for made in draft_all(list(types) or model_types(), folder, jobs, seconds):
         drafts.append(made)
-        state = "observed" if made.observed else "builds" if made.builds else "no model"
-        reason = "" if made.observed or not made.problems else f": {made.problems[0]}"
-        click.echo(f"{made.name}: {state}{reason}"[:200])
         if made.observed and made.text is not None:
-            write_file(folder / file_name(made.name), made.text)
+            path = folder / file_name(made.name)
+            write_file(path, made.text)
+            warned = f", {counted(len(made.warnings), 'warning')}" if made.warnings else ""
+            click.echo(f"{made.name}: observed{warned}: {path}")
+        else:
+            reason = f": {made.problems[0]}" if made.problems else ""
+            click.echo(f"{made.name}: {'builds' if made.builds else 'no model'}{reason}"[:200])
     drafts.sort(key=lambda made: made.name)
-    write_table(drafts, folder / "new.json")
+    table = folder / "new.json"
+    write_table(drafts, table)
     click.echo("\n".join(summary(drafts)))
+    click.echo(f"{table}: every type with its reasons and warnings")
     return 0
 
 

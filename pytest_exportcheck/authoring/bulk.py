@@ -17,9 +17,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..plurals import counted
-from .new import Draft, draft
+from .new import NO_CLASS, Draft, draft
 
-__all__ = ["draft_all", "file_name", "model_types", "summary"]
+__all__ = ["draft_all", "file_name", "model_types", "summary", "write_table"]
+
+#: How many reasons a summary gives of each kind of failure.
+_REASONS = 3
 
 
 def model_types() -> list[str]:
@@ -112,21 +115,41 @@ def _received(name: str, connection: Connection, child: BaseProcess) -> Draft:
 
 
 def summary(drafts: Sequence[Draft]) -> list[str]:
-    """Counts, and the reasons of those that were not observed, the most frequent first."""
-    reasons = Counter(_kind(made.problems[0]) for made in drafts if not made.observed and made.problems)
+    """Counts, then the most frequent reasons of the types that do not build, and of those not observed."""
+    parts = [made for made in drafts if made.problems == [NO_CLASS]]
+    unbuilt = [made for made in drafts if not made.builds and made not in parts]
+    unobserved = [made for made in drafts if made.builds and not made.observed]
+    warned = sum(bool(made.warnings) for made in drafts)
     lines = [
         f"{counted(len(drafts), 'model type')}",
         f"{sum(made.builds for made in drafts):5} give a model that builds",
         f"{sum(made.observed for made in drafts):5} are observed: their spec is written",
     ]
-    return lines + [f"{count:5} not: {reason}" for reason, count in reasons.most_common()]
+    if warned:
+        lines.append(f"{warned:5} of these with warnings")
+    if parts:
+        lines.append(f"{len(parts):5} have no model class: each is a part of another model")
+    for count, what in ((unbuilt, "not built"), (unobserved, "built, not observed")):
+        if count:
+            lines += [f"{len(count):5} {what}", *_reasons(count)]
+    return lines
+
+
+def _reasons(drafts: Sequence[Draft]) -> list[str]:
+    found = Counter(_kind(made.problems[0]) for made in drafts if made.problems)
+    first = found.most_common(_REASONS)
+    lines = [f"      {count:5} {reason}" for reason, count in first]
+    others = found.total() - sum(count for _, count in first)
+    return lines + ([f"      {others:5} for other reasons"] if others else [])
 
 
 def _kind(problem: str) -> str:
     """A problem without what is different in each model."""
     text = re.sub(r"^\w+: ", "", problem)
     text = re.sub(r"^\S+\.yaml(:\d+)+: ", "", text)
+    text = re.sub(r"^the \w+ call \d+ raised: ", "a call raised ", text)
     text = re.sub(r"'[^']*'|\"[^\"]*\"|\b\d[\d,.]*\b|\[[^]]*\]", "_", text)
+    text = re.sub(r"\b[A-Z]\w*[a-z]\w*(?= requires the| takes| got|\.)", "_", text)
     return text[:110]
 
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..spec.configs import mentioned
-from .calls import Unknown
-from .reduce import filled, reduced, with_chained_widths, with_its_widths
+from .known import Unknown
+from .reduce import filled, likely, reduced, with_chained_widths, with_its_widths
+from .smaller import shrunk
 
-__all__ = ["LARGE", "PARAMETERS", "alternatives", "fitted", "model_classes"]
+__all__ = ["LARGE", "PARAMETERS", "alternatives", "fitted", "model_classes", "other_classes"]
 
 #: A model is small if it has at most so many parameters.
 PARAMETERS = 5_000_000
 #: One with more is taken where nothing smaller is found.
 LARGE = 20_000_000
-#: So many configurations are tried.
-_TRIES = 40
+#: So many configurations are tried, and so many as what one that was refused leads to.
+_TRIES, _EACH = 80, 40
 
 _OF_THE_FILE = frozenset(
     {"model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map"}
@@ -52,15 +54,21 @@ def model_classes(model_type: str) -> list[str]:
             found.append(auto_class)
     if model_type in modeling_auto.MODEL_MAPPING_NAMES:
         found.append("AutoModel")
-    if not found:
-        others = {
+    return found or other_classes(model_type)
+
+
+def other_classes(model_type: str) -> list[str]:
+    """Model classes of all tasks, for a type of which the common ones build nothing."""
+    from transformers.models.auto import modeling_auto
+
+    return sorted(
+        {
             name
             for mapping, names in vars(modeling_auto).items()
             if mapping.startswith("MODEL_FOR_") and mapping.endswith("_MAPPING_NAMES")
             for name in _as_tuple(names.get(model_type, ()))
         }
-        found = sorted(others)
-    return found
+    )
 
 
 def _as_tuple(names: Any) -> tuple[str, ...]:
@@ -85,21 +93,99 @@ def fitted(model_type: str, auto_class: str, base: Mapping[str, Any] | None = No
     refused = _refusal(model_type, auto_class, values)
     if refused is None:
         return values
-    # Without one of the values: those that the refusal names first.
-    words = set(re.findall(r"\w+", str(refused)))
-    paths = sorted(_keys(values), key=lambda path: path[-1] not in words)[:_TRIES]
-    # Less that is made small is no smaller.
-    tries = [] if isinstance(refused, Unknown) else [_without(values, path) for path in paths]
-    if "None" in str(refused) or "must be specified" in str(refused):
-        tries = [*filled(base or default, values), *tries]
-    for other in tries:
-        if _refusal(model_type, auto_class, other) is None:
-            return other
-    others = alternatives(model_type, auto_class, base)
-    found = next(others, None)
+    found = _searched(model_type, auto_class, base or default, values, refused)
+    if found is None:
+        found = next(alternatives(model_type, auto_class, base), None)
     if found is None:
         raise Unknown(_first_line(refused)) from refused
     return found
+
+
+class _Large(Unknown):
+    """The model has too many parameters; `shapes` are theirs."""
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(f"{sum(map(math.prod, shapes)):,} parameters are left")
+        self.shapes = shapes
+
+
+def _searched(
+    model_type: str, auto_class: str, config: Mapping[str, Any], values: dict[str, Any], refused: Exception
+) -> dict[str, Any] | None:
+    """`values` changed until they are taken; a change that leads to another refusal is built upon.
+
+    Two values that belong together (layers that are counted twice) are refused one after the other.
+    """
+    waiting = [(values, refused)]
+    seen = {_kind(refused)}
+    tries = 0
+    while waiting:
+        values, refused = waiting.pop(0)
+        for other in _changes(config, values, refused):
+            tries += 1
+            if tries > _TRIES:
+                return None
+            again = _refusal(model_type, auto_class, other)
+            if again is None:
+                return other
+            if isinstance(again, _Large) or _kind(again) not in seen:
+                seen.add(_kind(again))
+                waiting.append((other, again))
+    return None
+
+
+def _changes(
+    config: Mapping[str, Any], values: dict[str, Any], refused: Exception
+) -> Iterator[dict[str, Any]]:
+    """What to try where `values` were refused, the likeliest first."""
+    if isinstance(refused, _Large):
+        # Less that is made small is no smaller.
+        other = shrunk(config, values, refused.shapes)
+        if other is not None:
+            yield other
+        return
+    if isinstance(refused, ImportError):
+        return
+    if "None" in str(refused) or "must be specified" in str(refused):
+        yield from filled(config, values)
+    lacking = re.search(r"'(\w+)' object has no attribute '(\w+)'", str(refused))
+    if lacking:
+        # Not a field of the class, and yet every pretrained model has it.
+        yield from _given(config, values, lacking[1], lacking[2])
+    if "tuple" in str(refused) and "list" in str(refused):
+        yield _with_lists(config, values)
+    # Without one of the values: those that the refusal names first.
+    words = set(re.findall(r"\w+", str(refused)))
+    paths = sorted(_keys(values), key=lambda path: path[-1] not in words)
+    yield from (_without(values, path) for path in paths[:_EACH])
+
+
+def _given(
+    config: Mapping[str, Any], values: Mapping[str, Any], class_name: str, key: str
+) -> Iterator[dict[str, Any]]:
+    """`values` with `key` for the parts whose configuration is a `class_name`."""
+    from transformers import CONFIG_MAPPING
+
+    size = likely(key)
+    name = config.get("model_type")
+    if size is not None and name in CONFIG_MAPPING and CONFIG_MAPPING[name].__name__ == class_name:
+        yield {**values, key: size}
+    for part, inner in config.items():
+        if isinstance(inner, Mapping) and "model_type" in inner:
+            given = values.get(part, {})
+            for made in _given(inner, given if isinstance(given, Mapping) else {}, class_name, key):
+                yield {**values, part: {"model_type": inner["model_type"], **made}}
+
+
+def _with_lists(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with every tuple of `config` as the list that YAML has for it: those given are lists too."""
+    tuples = {key: list(value) for key, value in config.items() if isinstance(value, tuple)}
+    return {**tuples, **values}
+
+
+def _kind(refused: Exception) -> str:
+    """A refusal without its numbers."""
+    return re.sub(r"\d[\d,]*", "_", f"{type(refused).__name__}: {refused}")
 
 
 def alternatives(
@@ -215,10 +301,10 @@ def _refusal(
 ) -> Exception | None:
     """Why there is no small model with `values`; ``None`` if there is one."""
     try:
-        count = _parameters(model_type, auto_class, values)
+        shapes = _shapes(model_type, auto_class, values)
     except Exception as error:
         return error
-    return None if count <= most else Unknown(f"{count:,} parameters are left")
+    return None if sum(map(math.prod, shapes)) <= most else _Large(shapes)
 
 
 def _difference(base: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
@@ -287,8 +373,8 @@ def _without(values: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     return made
 
 
-def _parameters(model_type: str, auto_class: str, values: Mapping[str, Any]) -> int:
-    """Number of parameters of the model; it is built without storage."""
+def _shapes(model_type: str, auto_class: str, values: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """Shapes of the parameters of the model; it is built without storage."""
     import torch
 
     from ..spec.configs import build_config, model_class
@@ -297,7 +383,7 @@ def _parameters(model_type: str, auto_class: str, values: Mapping[str, Any]) -> 
     with torch.device("meta"):
         config = build_config(model_type, copy.deepcopy(values))
         model = (getattr(cls, "from_config", None) or cls._from_config)(config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return [tuple(parameter.shape) for parameter in model.parameters()]
 
 
 def _first_line(error: Exception) -> str:

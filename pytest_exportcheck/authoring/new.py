@@ -14,17 +14,21 @@ from typing import Any
 
 from ..errors import ExportCheckError, SpecError
 from ..pytrees import flatten_with_paths, register_flattening_functions
-from .calls import Call, Unknown, candidates, takes
-from .fit import PARAMETERS, alternatives, fitted, model_classes
+from .calls import candidates, refusal
+from .fit import PARAMETERS, alternatives, fitted, model_classes, other_classes
+from .known import Call, Unknown
 from .trials import tried_calls
 from .write import spec_text
 
-__all__ = ["Draft", "draft", "reference"]
+__all__ = ["NO_CLASS", "Draft", "draft", "reference"]
+
+NO_CLASS = "transformers has no model class for it: it is a part of another model's configuration"
 
 _PADDED = "Not compared: what the cache holds at padded positions, where no value is right."
 _LARGE = "The model has {:,} parameters: no rule made it smaller. Change `config` for a faster check."
+_BLIND = "Text alone: no images were found that the model takes."
 #: Calls that are tried with one configuration by other rules.
-_TRIES = 12
+_TRIES = 40
 #: What no other configuration changes.
 _NEVER = re.compile(r"nothing is known|forward needs")
 #: Arguments that hold what an earlier call left, by their names; flags (``use_cache``) are none.
@@ -50,6 +54,8 @@ class Draft:
         Whether the model was built, and whether the stage ``observe`` passed.
     problems:
         What could not be done, one line each.
+    warnings:
+        What the observation warns of, one line each.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Draft:
     builds: bool = False
     observed: bool = False
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 def draft(
@@ -105,12 +112,15 @@ def _sources(
         for auto_class in auto_classes or ("AutoModelForCausalLM", "AutoModel"):
             yield iter([{"pretrained": shown, "auto_class": auto_class}]), auto_class
         return
-    for auto_class in auto_classes or model_classes(source):
+    classes = auto_classes or model_classes(source)
+    for auto_class in classes:
         yield _models(source, auto_class, base, made), auto_class
-    if not (auto_classes or model_classes(source)):
-        made.problems.append(
-            "transformers has no model class for it: it is a part of another model's configuration"
-        )
+    if not classes:
+        made.problems.append(NO_CLASS)
+    elif not auto_classes and not made.builds:
+        for auto_class in other_classes(source):
+            if auto_class not in classes:
+                yield _models(source, auto_class, base, made), auto_class
 
 
 def _models(
@@ -148,14 +158,13 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
     Parameters
     ----------
     tried:
-        Calls are tried in eager first, and what is refused is no problem to tell of.
+        What is refused is no problem to tell of.
 
     Raises
     ------
     Unknown
         No call could be made up.
     """
-    from ..pipeline import SpecRun
     from ..spec import build_model, parse_spec
 
     label = auto_class or made.name
@@ -173,49 +182,37 @@ def _observed(model: dict[str, Any], auto_class: str, path: Path, made: Draft, t
     generation = _generation(built)
     if generation:
         model = {**model, "generation": generation}
+        for key, value in generation.items():
+            setattr(built.generation_config, key, value)
     size = sum(parameter.numel() for parameter in built.parameters()) if "type" in model else 0
-    about_size = [_LARGE.format(size)] if size > PARAMETERS else []
     refusals: list[str] = []
-    tries = 0
+    kept: tuple[str, list[str]] | None = None
     try:
-        for calls in _ways(built, auto_class):
-            if tried:
-                tries += 1
-                if tries > _TRIES:
-                    break
-                if not takes(built, calls[0]):
-                    continue
-            graphs: str | None = None
-            general = [*about_size, *([] if auto_class else _left_out(built, calls))]
-            comments = list(general)
-            text = spec_text(model, calls, comments=comments)
-            for _ in range(2):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    run = SpecRun(parse_spec(text, path))
-                    refused = _refusal(run)
-                    compare = {} if refused else _padded_caches(run, calls)
-                    warned = [] if refused else _warnings(run)
-                    run.close()
-                if refused is None:
-                    if compare:
-                        comments = [*comments, _PADDED]
-                    batched = spec_text(model, calls, graphs, compare, comments=comments, batch_dims=True)
-                    if _settles(batched, path, warned):
-                        made.text = batched
-                    else:
-                        made.text = spec_text(model, calls, graphs, compare, comments=comments)
-                    made.observed = True
-                    return True
-                found = next((m for line in refused if (m := _GRAPHS.search(line))), None)
-                if graphs is not None or found is None:
-                    break
-                graphs = found[1]
-                reasons = [line.strip() for line in refused if re.match(r"  \w+: ", line)]
-                comments = [*general, "Groups of calls, each a graph:", *reasons]
-                text = spec_text(model, calls, graphs, comments=comments)
-            refusals += refused[:1] if refused else []
-            made.text = made.text or text
+        for number, calls in enumerate(_ways(built, auto_class)):
+            if tried and number >= _TRIES:
+                break
+            comments = [_LARGE.format(size)] if size > PARAMETERS else []
+            comments += [] if auto_class else _left_out(built, calls)
+            if "pixel_values" in {*inspect.signature(built.forward).parameters} - {*calls[0].arguments}:
+                comments.append(_BLIND)
+            last = kept is not None
+            eager = refusal(built, calls)
+            if eager is None:
+                way = _Way(model, calls, path, comments)
+                refusals += way.refused[:1]
+                made.text = made.text or way.text
+                if not way.refused and not (last and way.has_lone_call):
+                    kept, last = (way.text, way.warnings), last or not way.has_lone_call
+            else:
+                refusals.append(eager)
+                made.text = made.text or spec_text(model, calls, comments=comments)
+            # The next way may be one that leaves no call alone in its graph.
+            if last:
+                break
+        if kept is not None:
+            made.text, made.warnings = kept
+            made.observed = True
+            return True
     except Unknown as error:
         if tried:
             return False
@@ -240,14 +237,69 @@ def _left_out(model: Any, calls: Sequence[Call]) -> list[str]:
     return [_LEFT_OUT.format(", ".join(names), names[0])] if names else []
 
 
+class _Way:
+    """A spec with one way to call the model, observed.
+
+    Attributes
+    ----------
+    text, warnings:
+        The spec, and what its observation warns of.
+    refused:
+        Why it cannot be observed.
+    has_lone_call:
+        A graph has one call alone: nothing of it is dynamic.
+    """
+
+    def __init__(
+        self, model: Mapping[str, Any], calls: Sequence[Call], path: Path, comments: Sequence[str]
+    ) -> None:
+        graphs: str | None = None
+        written = [*comments]
+        self.warnings: list[str] = []
+        for _ in range(2):
+            self.text = spec_text(model, calls, graphs, comments=written)
+            self.refused = self._observe(path, calls)
+            found = next((m for line in self.refused if (m := _GRAPHS.search(line))), None)
+            if graphs is not None or found is None:
+                break
+            graphs = found[1]
+            reasons = [line.strip() for line in self.refused if re.match(r"  \w+: ", line)]
+            written = [*comments, "Groups of calls, each a graph:", *reasons]
+        if self.refused:
+            return
+        if self.compare:
+            written.append(_PADDED)
+        self.text = spec_text(model, calls, graphs, self.compare, comments=written)
+        batched = spec_text(model, calls, graphs, self.compare, comments=written, batch_dims=True)
+        fewer = _settled(batched, path, self.warnings)
+        if fewer is not None:
+            self.text, self.warnings = batched, fewer
+
+    def _observe(self, path: Path, calls: Sequence[Call]) -> list[str]:
+        from ..pipeline import SpecRun
+        from ..spec import parse_spec
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = SpecRun(parse_spec(self.text, path))
+            refused = _refusal(run)
+            if refused is None:
+                self.compare = _padded_caches(run, calls)
+                self.warnings = _warnings(run)
+                graphs = run.observe("cpu", "float32").graphs.values()
+                self.has_lone_call = len(calls) > 1 and any(len(graph.seen) == 1 for graph in graphs)
+            run.close()
+        return refused or []
+
+
 def _warnings(run: Any) -> list[str]:
     """What the observation warns of."""
     graphs = run.observe("cpu", "float32").graphs.values()
     return [warning for graph in graphs for warning in graph.shapes.warnings]
 
 
-def _settles(text: str, path: Path, warned: Sequence[str]) -> bool:
-    """Whether `text`, which calls the first axis of every input a batch, is warned of less.
+def _settled(text: str, path: Path, warned: Sequence[str]) -> list[str] | None:
+    """What `text`, which calls the first axis of every input a batch, is warned of; ``None``: not of less.
 
     Two calls cannot show that the first axes of the inputs of a decoder and of an encoder are one.
     """
@@ -255,12 +307,13 @@ def _settles(text: str, path: Path, warned: Sequence[str]) -> bool:
     from ..spec import parse_spec
 
     if not any("axis 0 of " in warning for warning in warned):
-        return False
+        return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = SpecRun(parse_spec(text, path))
         try:
-            return _refusal(run) is None and len(_warnings(run)) < len(warned)
+            left = _warnings(run) if _refusal(run) is None else warned
+            return list(left) if len(left) < len(warned) else None
         finally:
             run.close()
 
@@ -284,14 +337,16 @@ def _padded_caches(run: Any, calls: Sequence[Call]) -> dict[str, Any]:
     observation = run.observe("cpu", "float32")
     compare: dict[str, Any] = {}
     with register_flattening_functions(None):
-        outputs = [
-            item
-            for graph in observation.graphs.values()
-            for item in flatten_with_paths(graph.eager(graph.example.arguments))
-        ]
-    for path, leaf in outputs:
-        if re.fullmatch(r"cache\.layers\.\d+\.(keys|values)", path) and leaf.dim() == 4:
-            compare[re.sub(r"\d+", "*", path)] = {"where": "attention_mask", "axis": 2}
+        for graph in observation.graphs.values():
+            arguments = graph.example.arguments
+            mask = dict(flatten_with_paths(arguments)).get("attention_mask")
+            for path, leaf in flatten_with_paths(graph.eager(arguments)):
+                if not re.fullmatch(r"cache\.layers\.\d+\.(keys|values)", path) or leaf.dim() != 4:
+                    continue
+                if mask is not None and mask.shape[-1] != leaf.shape[2]:
+                    # The cache holds more than the mask tells of: an image comes before the text.
+                    return {}
+                compare[re.sub(r"\d+", "*", path)] = {"where": "attention_mask", "axis": 2}
     return compare
 
 

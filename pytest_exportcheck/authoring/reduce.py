@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["filled", "reduced", "with_chained_widths", "with_its_widths"]
+__all__ = ["filled", "is_token_id", "likely", "reduced", "with_chained_widths", "with_its_widths"]
 
 WIDTH = 32
 INNER = 64
@@ -71,8 +71,10 @@ _LIKELY: tuple[tuple[re.Pattern[str], Any], ...] = (
     (re.compile(r"^image_token_(id|index)$"), VOCABULARY - 2),
     (re.compile(r"^mask_token_id$"), VOCABULARY - 3), (re.compile(r"^prediction_length$"), 4),
     (re.compile(r"^sliding_window$"), 16), (re.compile(r"^layer_types$"), ["full_attention"] * LAYERS),
+    (re.compile(r"^mlp_layer_types$"), ["dense", "sparse"]),
     (re.compile(r"_budget$"), 8), (re.compile(r"compress_ratio$"), 2), (_HEADS, HEADS), (_INNER, INNER),
     (re.compile(r"^(vocab_)?(hidden_size|d_model)$"), WIDTH),
+    (re.compile(r"dropout"), 0.0), (re.compile(r"^rope_theta$"), 10000.0),
 )  # fmt: skip
 
 
@@ -157,9 +159,14 @@ def _empty(
         if isinstance(value, Mapping) and "model_type" in value:
             yield from _empty(value, (*path, (key, value["model_type"])))
         elif value is None:
-            likely = next((size for pattern, size in _LIKELY if pattern.search(key)), None)
-            if likely is not None:
-                yield path, key, likely
+            size = likely(key)
+            if size is not None:
+                yield path, key, size
+
+
+def likely(key: str) -> Any:
+    """What a value of that name may be; ``None``: anything."""
+    return next((size for pattern, size in _LIKELY if pattern.search(key)), None)
 
 
 def _each(
@@ -184,6 +191,11 @@ def _each(
     return made
 
 
+def is_token_id(key: str) -> bool:
+    """Whether the value of `key` is a token's number (or a list of them)."""
+    return bool(_TOKEN_ID.search(key))
+
+
 def _is_width(key: str) -> bool:
     if any(each.search(key) for each in (_INNER, _HEADS, _KV_HEADS, _HEAD_DIM)):
         return True
@@ -200,7 +212,10 @@ def _reduce(config: Mapping[str, Any], ids: Mapping[int, int]) -> dict[str, Any]
     for key, value in config.items():
         if key in ("id2label", "label2id", "dtype", "architectures", "transformers_version"):
             continue
-        small = _small(key, value, config, ids, chosen)
+        if key == "per_layer_config" and isinstance(value, Mapping):
+            small = _small_layers(value, config, ids, chosen)
+        else:
+            small = _small(key, value, config, ids, chosen)
         if small != value:
             made[key] = small
     _relate(config, made)
@@ -229,14 +244,33 @@ def _keep_kinds(config: Mapping[str, Any], made: dict[str, Any]) -> None:
             made[key] = count
         elif key == "attn_layer_indices" and not value:
             made[key] = [count - 1]
-        elif _PATTERN.search(key) and isinstance(value, (list, tuple)) and len(value) > count:
-            kinds = list(dict.fromkeys(str(item) for item in value))
+        elif _PATTERN.search(key) and _are_words(value) and len(value) > count:
+            kinds = list(dict.fromkeys(value))
             made[key] = kinds[:count] if len(kinds) <= count else list(value)
             if len(kinds) > count:
                 made["num_hidden_layers"] = len(value)
         elif key == "layer_types" and value and set(value) == {"linear_attention"}:
             # Caches of linear attention alone have no length.
             made[key] = ["linear_attention"] * (count - 1) + ["full_attention"]
+
+
+def _small_layers(
+    layers: Mapping[str, Any], config: Mapping[str, Any], ids: Mapping[int, int], chosen: list[int]
+) -> dict[str, Any]:
+    """What single layers have otherwise, under the number of each layer that stays."""
+    digits = max(map(len, layers), default=0)
+    return {
+        f"{place:0{digits}}": {
+            key: _small(key, value, {**config, **layers[number]}, ids, chosen)
+            for key, value in layers[number].items()
+        }
+        for place, index in enumerate(chosen)
+        if (number := f"{index:0{digits}}") in layers
+    }
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
 
 
 def _small(key: str, value: Any, config: Mapping[str, Any], ids: Mapping[int, int], chosen: list[int]) -> Any:
@@ -328,7 +362,8 @@ def _small_list(
         return [min(item, 16) for item in value]
     if max(value) >= WIDTH and (_INNER.search(key) or (_WIDTH.search(key) and not _NO_WIDTH.search(key))):
         if value == sorted(value) and value[0] < value[-1]:
-            return [min(16 << position, INNER) for position in range(len(value))]
+            # The channels of an image stay.
+            return [item if item < 4 else min(16 << position, INNER) for position, item in enumerate(value)]
         return [min(item, WIDTH) for item in value]
     return value
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..spec import parse_tensor, resolve_tensor
-from .calls import Call, Unknown
+from .known import Call, Unknown
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from .calls import Call
+from .known import Call
 
 __all__ = ["spec_text"]
 

@@ -62,8 +62,11 @@ def _check_keys(config: Any, values: Mapping[str, Any], where: tuple[str, ...]) 
                 "ignore it",
                 (*where, key),
             )
+        if not isinstance(value, Mapping):
+            # Not even looked at: what differs from layer to layer refuses to be read (gemma4's `head_dim`).
+            continue
         inner = getattr(config, key, None)
-        if isinstance(value, Mapping) and hasattr(inner, "to_dict") and hasattr(type(inner), "model_type"):
+        if hasattr(inner, "to_dict") and hasattr(type(inner), "model_type"):
             _check_keys(inner, value, (*where, key))
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import yaml
 
 from pytest_exportcheck.authoring.bulk import draft_all, file_name, summary
-from pytest_exportcheck.authoring.calls import Unknown
 from pytest_exportcheck.authoring.fit import PARAMETERS, fitted, model_classes
-from pytest_exportcheck.authoring.new import Draft, draft
+from pytest_exportcheck.authoring.known import Unknown
+from pytest_exportcheck.authoring.new import NO_CLASS, Draft, draft
 from pytest_exportcheck.cli import main
 from pytest_exportcheck.pipeline import SpecRun
 from pytest_exportcheck.spec import parse_spec
@@ -143,7 +144,74 @@ def test_many_at_a_time(tmp_path: Path) -> None:
         "    2 give a model that builds",
         "    2 are observed: their spec is written",
     ]
-    assert lines[3].startswith("    1 not: transformers has no model class")
+    assert lines[3] == "    1 have no model class: each is a part of another model"
+
+
+def test_a_summary_has_the_three_most_frequent_reasons_of_each_kind() -> None:
+    def failed(name: str, problem: str, builds: bool) -> Draft:
+        return Draft(name, builds=builds, problems=[problem, "AutoModel: another"])
+
+    raised = "AutoModel: specs/{}.yaml:8:5: the forward call {} raised: ValueError: {} of '{}'"
+    drafts = [
+        Draft("a", text="x", builds=True, observed=True, warnings=["w"]),
+        Draft("b", problems=[NO_CLASS]),
+        *(
+            failed(f"c{i}", f"AutoModelForX: ImportError: C{i}Net requires the x library", False)
+            for i in (1, 2)
+        ),
+        failed("d", "AutoModel: 27,000,000 parameters are left", False),
+        *(failed(f"e{i}", raised.format(f"e{i}", i, i, i), True) for i in (1, 2, 3)),
+        *(failed(f"f{i}", f"AutoModel: {what}", True) for i, what in enumerate("pqr")),
+    ]
+    assert summary(drafts) == [
+        "11 model types",
+        "    7 give a model that builds",
+        "    1 are observed: their spec is written",
+        "    1 of these with warnings",
+        "    1 have no model class: each is a part of another model",
+        "    3 not built",
+        "          2 ImportError: _ requires the x library",
+        "          1 _ parameters are left",
+        "    6 built, not observed",
+        "          3 a call raised ValueError: _ of _",
+        "          1 p",
+        "          1 q",
+        "          1 for other reasons",
+    ]
+
+
+def test_new_says_where_it_wrote_and_what_the_observation_warns_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    from pytest_exportcheck.authoring import bulk, new
+
+    made = Draft("gpt2", text="exportcheck: 1\n", builds=True, observed=True, warnings=["one", "two"])
+    monkeypatch.setattr(new, "draft", lambda *given: made)
+    monkeypatch.setattr(bulk, "draft", lambda *given: made)
+    spec = tmp_path / "gpt2.yaml"
+    assert main(["new", "gpt2", "-o", str(spec)]) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [f"{spec}: warning: one", f"{spec}: warning: two"]
+    assert said.out.startswith(f"{spec}: its calls are observed")
+    assert main(["new", "--all", str(tmp_path / "all"), "--type", "gpt2"]) == 0
+    said = capsys.readouterr()
+    written = tmp_path / "all" / "gpt2.yaml"
+    assert f"gpt2: observed, 2 warnings: {written}" in said.out.splitlines()
+    assert written.read_text() == made.text
+    table = tmp_path / "all" / "new.json"
+    assert said.out.splitlines()[-1] == f"{table}: every type with its reasons and warnings"
+    assert json.loads(table.read_text())[0]["warnings"] == ["one", "two"]
+
+
+def test_a_draft_holds_what_the_observation_warns_of(tmp_path: Path) -> None:
+    # Its decoder replaces the cache that it is given.
+    made = draft("bert-generation", tmp_path / "spec.yaml")
+    assert made.observed, made.problems
+    assert made.text is not None
+    run = SpecRun(parse_spec(made.text, tmp_path / "spec.yaml"))
+    graphs = run.observe("cpu", "float32").graphs.values()
+    run.close()
+    assert made.warnings == [warning for graph in graphs for warning in graph.shapes.warnings] != []
 
 
 def test_one_that_takes_too_long_or_crashes_costs_itself(

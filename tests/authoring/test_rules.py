@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import yaml
 
 from pytest_exportcheck.authoring import fit, new
-from pytest_exportcheck.authoring.calls import Unknown
 from pytest_exportcheck.authoring.fit import LARGE, PARAMETERS, alternatives, fitted
+from pytest_exportcheck.authoring.known import Unknown
 from pytest_exportcheck.authoring.new import draft
+from pytest_exportcheck.pipeline import SpecRun
+from pytest_exportcheck.spec import parse_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -64,8 +67,8 @@ def test_a_part_keeps_what_it_has_otherwise_than_its_type(tmp_path: Path) -> Non
         ("qwen3_vl_vision", ["hidden_states: float32[32, 384]", "grid_thw: int64[2, 3] values"]),
         ("kimi_k25_vision", ["pixel_values: float32[32, 3, 8, 8]"]),
         ("siglip2", ["pixel_values: float32[4, 16, 192]", "spatial_shapes: int64[4, 2] = 4"]),
-        ("mistral3", ["image_sizes: int64[2, 2] = 32"]),
-        ("lxmert", ["visual_feats: float32[2, 4, 32]", "visual_pos: float32[2, 4, 4]"]),
+        ("mistral3", ["image_sizes: int64[3, 2] values [[32, 64], [32, 64], [32, 64]]"]),
+        ("lxmert", ["visual_feats: float32[2, 5, 32]", "visual_pos: float32[3, 4, 4]"]),
         ("informer", ["past_values: float32[2, 11]", "past_time_features: float32[2, 11, 0]"]),
         ("patchtst", ["past_values: float32[2, 32, 1]"]),
         ("decision_transformer", ["actions: float32[2, 9, 4]", "timesteps: int64[2, 9] < 16"]),
@@ -83,10 +86,12 @@ def test_calls(tmp_path: Path, model_type: str, in_text: list[str]) -> None:
 def test_no_word_of_a_prompt_is_a_special_token(tmp_path: Path) -> None:
     # Its image token has a small id, which is not changed.
     spec, _ = observed(tmp_path, "exaone4_5")
+    counts = []
     for call in spec["observe"]["calls"]:
-        arguments = call["generate"]
-        rows = yaml.safe_load(arguments["input_ids"].partition("values ")[2])
-        assert all(row.count(67) == 4 for row in rows)
+        rows = yaml.safe_load(call["generate"]["input_ids"].partition("values ")[2])
+        counts.append([row.count(67) for row in rows])
+    # Two images of four tokens and one; then one of eight for each prompt.
+    assert counts == [[8, 4], [8, 8, 8]]
 
 
 def test_a_large_model_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,3 +131,77 @@ def test_of_a_model_without_known_arguments_one_configuration_is_tried(
     made = draft("sam2_video", tmp_path / "spec.yaml")
     assert "nothing is known of the arguments" in made.problems[0]
     assert tried == []
+
+
+def calls_of(tmp_path: Path, model_type: str) -> list[dict[str, Any]]:
+    spec, _ = observed(tmp_path, model_type)
+    return [next(iter(call.values())) for call in spec["observe"]["calls"]]
+
+
+def rows_of(call: dict[str, Any]) -> list[list[int]]:
+    rows: list[list[int]] = yaml.safe_load(call["input_ids"].partition("values ")[2])
+    return rows
+
+
+def graphs_of(text: str, path: Path) -> Any:
+    run = SpecRun(parse_spec(text, path))
+    try:
+        return run.observe("cpu", "float32").graphs
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(("model_type", "token", "count"), [("llava", 100, 3), ("qwen2_vl", 102, 3)])
+def test_both_calls_have_as_many_images_where_each_is_a_thing_of_its_own(
+    tmp_path: Path, model_type: str, token: int, count: int
+) -> None:
+    spec, text = observed(tmp_path, model_type)
+    calls = [next(iter(call.values())) for call in spec["observe"]["calls"]]
+    for call in calls:
+        # A run of the token for each image.
+        runs = [
+            len(re.findall(f"(?<!{token} )(?:{token} )+", " ".join(map(str, row)) + " "))
+            for row in rows_of(call)
+        ]
+        assert sum(runs) == count
+    assert len(rows_of(calls[0])) != len(rows_of(calls[1]))
+    graphs = graphs_of(text, tmp_path / "spec.yaml")
+    assert all(len(graph.seen) > 1 for graph in graphs.values())
+    dims = {leaf.path: leaf.dims for leaf in graphs["prefill"].shapes.tensors()}
+    assert not isinstance(dims["input_ids"][0], int)
+
+
+def test_images_of_one_tensor_are_as_many_as_the_prompts(tmp_path: Path) -> None:
+    calls = calls_of(tmp_path, "aya_vision")
+    assert [call["pixel_values"].partition(",")[0] for call in calls] == ["float32[2", "float32[3"]
+
+
+def test_images_do_not_make_both_texts_equally_long(tmp_path: Path) -> None:
+    lengths = [len(rows_of(call)[0]) for call in calls_of(tmp_path, "internvl")]
+    assert lengths[0] != lengths[1]
+
+
+def test_a_mask_that_is_shorter_than_the_cache_limits_no_comparison(tmp_path: Path) -> None:
+    # The tokens of its image stand in the cache before the text that the mask is of.
+    spec, text = observed(tmp_path, "git")
+    graphs = graphs_of(text, tmp_path / "spec.yaml")
+    dims = {leaf.path: leaf.dims for leaf in graphs["decode"].shapes.tensors()}
+    assert dims["attention_mask"][1] != dims["cache.layers.0.keys"][2]
+    assert "compare" not in spec
+
+
+def test_a_tower_that_is_not_there_leaves_the_text(tmp_path: Path) -> None:
+    _, text = observed(tmp_path, "gemma4")
+    assert text.startswith("# Text alone: no images were found that the model takes.\n")
+    assert "pixel_values" not in text
+
+
+@pytest.mark.parametrize("model_type", ["mobilevitv2", "clipseg"])
+def test_height_and_width_of_an_image_are_two_sizes(tmp_path: Path, model_type: str) -> None:
+    first, second = (
+        re.search(r"(\d+), (\d+)\]", call["pixel_values"]) for call in calls_of(tmp_path, model_type)
+    )
+    assert first
+    assert second
+    assert first[1] != first[2]
+    assert first.groups() == second.groups()[::-1]
