@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree
 
+from pytest_exportcheck.exporters.fingerprint import program_lines
 from pytest_exportcheck.exporters.serialized import NotSaveable, _read, from_json, to_json
+from pytest_exportcheck.exporters.tables import shared_tables
 from pytest_exportcheck.spec_run import SpecRun
 
 from .capture_runs import NET, Runs
@@ -262,3 +266,102 @@ def test_torch_reads_the_same_from_a_file() -> None:
     written = serialize.ExportedProgramSerializer().serialize(program)
     plain = json.loads(serialize._to_json_bytes(written.exported_program))
     assert _read(schema.ExportedProgram, plain) == serialize._dict_to_dataclass(schema.ExportedProgram, plain)
+
+
+class Conditional(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda t: self.linear(t) + 1.5, lambda t: t - 1, (x,))
+
+
+class Looping(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        start = (torch.tensor(0), x)
+        return while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, t * 1.5), start)[1]
+
+
+class Scanning(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return scan(lambda carry, row: (carry + row, carry * 2), x[0] * 0.0, x)[1]
+
+
+@pytest.mark.parametrize("kind", [Conditional, Looping, Scanning])
+def test_a_program_with_inner_graphs_comes_back_as_it_was(kind: type[torch.nn.Module]) -> None:
+    """Their operands were read back as lists, which is another program: nothing of them was ever kept."""
+    model, x = kind().eval(), torch.randn(3, 4)
+    shapes = {"x": {0: torch.export.Dim.DYNAMIC}}
+    program = torch.export.export(model, (), {"x": x}, dynamic_shapes=shapes, strict=False)
+    specs = [_pytree.treespec_dumps(_pytree.tree_structure(tree)) for tree in (((), {"x": x}), model(x))]
+    data = to_json(program, {"x": x}, specs[1])
+    loaded = from_json(data, program.state_dict, program.constants, {"x": x}, *specs)
+    assert [*program_lines(loaded, inner=False)] == [*program_lines(program, inner=False)]
+    assert loaded.graph_module.code == program.graph_module.code
+    for rows in (2, 5):
+        for sign in (1, -1):
+            other = sign * torch.rand(rows, 4)
+            assert torch.equal(loaded.module()(x=other), model(other))
+    plain = json.loads(data)
+    plain["containers"] = {path: {} for path in plain["containers"]}
+    with pytest.raises(ValueError, match="shorter"):
+        from_json(json.dumps(plain).encode(), program.state_dict, program.constants, {"x": x}, *specs)
+
+
+def test_an_onnx_model_of_a_program_with_inner_graphs_is_the_same() -> None:
+    model, x = Conditional().eval(), torch.randn(3, 4)
+    program = torch.export.export(model, (), {"x": x}, strict=False)
+    specs = [_pytree.treespec_dumps(_pytree.tree_structure(tree)) for tree in (((), {"x": x}), model(x))]
+    data = to_json(program, {"x": x}, specs[1])
+    loaded = from_json(data, program.state_dict, program.constants, {"x": x}, *specs)
+    with shared_tables():
+        made = [torch.onnx.export(each, dynamo=True, verbose=False) for each in (program, loaded)]
+    assert made[0] is not None
+    assert made[1] is not None
+    first, second = (without_notes(each.model_proto) for each in made)
+    assert first == second
+
+
+def without_notes(model: Any) -> bytes:
+    """Its bytes, without where in the source its nodes come from: a kept program does not know."""
+    graphs = [model.graph, *model.functions]
+    while graphs:
+        graph = graphs.pop()
+        for node in graph.node:
+            del node.metadata_props[:]
+            graphs += [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+        for value in graph.value_info:
+            del value.metadata_props[:]
+    return bytes(model.SerializeToString())
+
+
+LOOP = """
+    class Net(nn.Module):
+        def forward(self, x):
+            total = x[0] * 0.0
+            if x.sum() > 100:
+                total = total + 1
+            for row in x:
+                total = total * 0.5 + torch.tanh(row)
+            return total
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((torch.randn(n, 4),), {}) for n in (9, 12)]
+"""
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_a_rewritten_model_is_captured_once(tmp_path: Path, captured: list[str], exporter: str) -> None:
+    runs = Runs(tmp_path, LOOP)
+    first = runs(exporter, "rewrite")
+    assert "capture_not_kept" not in first
+    second = runs(exporter, "rewrite")
+    assert (first["capture"], second["capture"]) == ("new", "cached")
+    assert same(first, second)
+    assert second["patches"]["rewritten"]
