@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import operator
 import sys
+import types
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree
 
+from .in_place import Insides, plain_container
+
 __all__ = ["Leak", "Snapshot", "difference", "snapshot"]
+
+#: Modules of torch whose functions, and classes with their flags, models run through, besides those of
+#: transformers and of the model. Elsewhere torch counts and collects in its classes.
+_OF_MODELS = ("torch.nn", "torch.functional", "torch._tensor")
 
 #: Attributes that Python and torch themselves fill lazily.
 _LAZY = ("__dict__", "__weakref__", "__annotations__", "__annotations_cache__", "_abc_impl")
@@ -66,6 +76,28 @@ class Leak:
 
     def __str__(self) -> str:
         return f"{self.place} was {self.change}" + (f" ({self.detail})" if self.detail else "")
+
+
+class _Raw(Mapping[Any, Any]):
+    """What a dict holds whose own methods make something of it (`transformers.activations.ACT2FN`)."""
+
+    def __init__(self, table: dict[Any, Any]) -> None:
+        self.table = table
+
+    def __getitem__(self, key: Any) -> Any:
+        return dict.__getitem__(self.table, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return dict.__iter__(self.table)
+
+    def __len__(self) -> int:
+        return dict.__len__(self.table)
+
+    def values(self) -> Any:
+        return dict.values(self.table)
+
+    def items(self) -> Any:
+        return dict.items(self.table)
 
 
 @dataclass(frozen=True)
@@ -149,28 +181,101 @@ class _Group:
 
     Attributes
     ----------
-    sizes, ids:
-        Of each space, and of all that was in them, one after the other.
+    sizes:
+        Of each space.
+    values:
+        All that was in them, with a `_Place` for what may hold a model: compared in a third of the time.
     """
 
     spaces: tuple[_Space, ...]
     lives: tuple[Mapping[Any, Any], ...]
     sizes: tuple[int, ...]
-    ids: tuple[int, ...]
+    values: list[Any]
+
+    @functools.cached_property
+    def functions(self) -> list[tuple[str, types.FunctionType]]:
+        """Those that models run through, by their place."""
+        module = self.module
+        if not _is_of_models(module):
+            return []
+        return [
+            (space.label.format(name), function)
+            for space in self.spaces
+            for name, value in list(space.live.items())
+            for function in _functions_of(value)
+            if space.owner is not None or function.__module__ == module
+        ]
+
+    @property
+    def containers(self) -> Iterator[tuple[str, Any]]:
+        """Lists, sets and dicts of constants of classes of models, by their place."""
+        if _is_of_models(self.module):
+            for space in self.spaces:
+                for name in self._names.get(space.label, ()) if space.owner is not None else ():
+                    value = space.live.get(name)
+                    if plain_container(value):
+                        yield space.label.format(name), value
+
+    @functools.cached_property
+    def _names(self) -> dict[str, list[str]]:
+        """Of each class, which of its attributes are containers."""
+        return {
+            space.label: [
+                name
+                for name, value in list(space.live.items())
+                if type(value) in (list, dict, set) and name not in _LAZY
+            ]
+            for space in self.spaces
+            if space.owner is not None
+        }
+
+    @property
+    def module(self) -> str:
+        return self.spaces[0].label.removesuffix(".{}")
 
     @staticmethod
     def of(spaces: Sequence[_Space]) -> _Group:
-        ids = tuple(itertools.chain.from_iterable(space.ids for space in spaces))
-        return _Group(
-            tuple(spaces), tuple(space.live for space in spaces), tuple(len(s.ids) for s in spaces), ids
-        )
+        lives = tuple(space.live for space in spaces)
+        values = [
+            value if id(value) == known and isinstance(value, _HARMLESS) else _Place(known)
+            for space in spaces
+            for value, known in zip([*space.live.values()], space.ids, strict=False)
+        ]
+        return _Group(tuple(spaces), lives, tuple(len(space.ids) for space in spaces), values)
 
     def is_as_it_was(self) -> bool:
-        values = itertools.chain.from_iterable(map(_VALUES, self.lives))
-        return tuple(map(len, self.lives)) == self.sizes and tuple(map(id, values)) == self.ids
+        if tuple(map(len, self.lives)) != self.sizes:
+            return False
+        try:
+            return self.values == [*itertools.chain.from_iterable(map(_VALUES, self.lives))]
+        except Exception:  # what is there now does not compare
+            return False
+
+
+class _Place:
+    """Stands for an object that is not kept: equal to what is where it was."""
+
+    __slots__ = ("_id",)
+
+    def __init__(self, known: int) -> None:
+        self._id = known
+
+    def __eq__(self, other: object) -> bool:
+        return id(other) == self._id
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 _VALUES = operator.methodcaller("values")
+
+#: Each is equal to itself alone, or as good as the other; a container is held until it is looked for again.
+_HARMLESS = (
+    *(types.FunctionType, types.BuiltinFunctionType, types.WrapperDescriptorType, types.MethodDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType, ModuleType),
+    *(type, staticmethod, classmethod, property, bool, int, float, str, bytes, type(None), torch.dtype),
+    *(dict, list, tuple, set, frozenset, functools._lru_cache_wrapper, functools.cached_property),
+    *(TypeVar, ParamSpec, logging.Logger, ModuleSpec, SourceFileLoader),
+)
 
 
 @dataclass(frozen=True)
@@ -180,6 +285,7 @@ class Snapshot:
     """
 
     groups: Sequence[_Group]
+    insides: Insides
     parts: Mapping[str, _Space]
     registries: Mapping[_Key, Any]
     loaded: frozenset[str]
@@ -210,7 +316,9 @@ def snapshot(
             for name in names
             if (group := _of_module(name, sys.modules.get(name), name.partition(".")[0] in packages))
         ]
-        return Snapshot(groups, _parts(models), dict(_registries(loaded)), loaded, models)
+        functions = itertools.chain.from_iterable(group.functions for group in groups)
+        insides = Insides(functions, itertools.chain.from_iterable(group.containers for group in groups))
+        return Snapshot(groups, insides, _parts(models), dict(_registries(loaded)), loaded, models)
 
 
 def difference(before: Snapshot) -> list[Leak]:
@@ -227,8 +335,12 @@ def difference(before: Snapshot) -> list[Leak]:
             if not space.is_as_it_was()
         ]
         # A table that several modules import is one of the first.
-        once = {id(space.live): space for space in reversed(changed)}
+        once = {id(getattr(space.live, "table", space.live)): space for space in reversed(changed)}
         leaks = [leak for space in once.values() for leak in space.leaks() if not _is_of_dynamo(leak)]
+        leaks += [
+            Leak(place, "changed", f"{_text(old)} to {_text(new)}", undo, new)
+            for place, old, new, undo in before.insides.changes()
+        ]
         parts = _parts(before.models)
         for label in before.parts.keys() | parts.keys():
             space, new = before.parts.get(label), parts.get(label)
@@ -318,6 +430,21 @@ def _of_module(name: str, module: object, keep: bool) -> _Group | None:
     return found
 
 
+def _is_of_models(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top != "torch" or module.startswith(_OF_MODELS)
+
+
+def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+    if isinstance(value, (staticmethod, classmethod)):
+        value = value.__func__
+    if isinstance(value, property):
+        for part in (value.fget, value.fset):
+            yield from _functions_of(part)
+    elif isinstance(value, types.FunctionType):
+        yield value
+
+
 def _looked_for(name: str, live: dict[str, Any]) -> Iterator[_Space]:
     held = dict(live)
     yield _Space.of(f"{name}.{{}}", live, _in_a_module, live.__setitem__, live.__delitem__)
@@ -328,7 +455,7 @@ def _looked_for(name: str, live: dict[str, Any]) -> Iterator[_Space]:
         yield _Space.of(
             f"{name}.{cls.__qualname__}.{{}}",
             names,
-            _in_a_class,
+            _in_a_class_of_models if _is_of_models(name) else _in_a_class,
             functools.partial(setattr, cls),
             functools.partial(delattr, cls),
             cls,
@@ -337,7 +464,9 @@ def _looked_for(name: str, live: dict[str, Any]) -> Iterator[_Space]:
         if isinstance(key, str) and key.isupper() and not isinstance(value, type):
             for table in _tables(value):
                 label = f"{name}.{key}[{{!r}}]"
-                yield _Space.of(label, table, _in_a_table, table.__setitem__, table.__delitem__)
+                plain = type(table) is dict
+                live, wanted = (table, _in_a_table) if plain else (_Raw(table), _in_a_table_of_classes)
+                yield _Space.of(label, live, wanted, table.__setitem__, table.__delitem__)
     if name == "torch.nn.modules.module":  # hooks of all modules, by number
         for key, table in held.items():
             if key.startswith("_global_") and isinstance(table, dict):
@@ -355,8 +484,21 @@ def _in_a_class(name: Any, value: Any) -> bool:
     )
 
 
+def _in_a_class_of_models(name: Any, value: Any) -> bool:
+    """Flags and lists too."""
+    if _in_a_class(name, value):
+        return True
+    return not name.startswith("__") and (_is_constant(value) or type(value) in (list, dict, set, tuple))
+
+
 def _in_a_table(name: Any, value: Any) -> bool:
     return isinstance(name, str) and _is_function(value)
+
+
+def _in_a_table_of_classes(name: Any, value: Any) -> bool:
+    """A class, by itself or with arguments."""
+    first = value[0] if isinstance(value, tuple) and value else value
+    return _in_a_table(name, value) or isinstance(first, type)
 
 
 def _is_function(value: Any) -> bool:
@@ -366,6 +508,12 @@ def _is_function(value: Any) -> bool:
 def _tables(value: Any) -> list[dict[Any, Any]]:
     """A dict, or those of a registry of transformers (``ALL_ATTENTION_FUNCTIONS``)."""
     if type(value) is dict:
+        return [value]
+    kind = type(value)
+    own = ("__iter__", "__len__", "__setitem__", "__delitem__", "keys")
+    if isinstance(value, OrderedDict) and all(
+        getattr(kind, name) is getattr(OrderedDict, name) for name in own
+    ):
         return [value]
     names = ("_global_mapping", "_local_mapping") if hasattr(type(value), "register") else ()
     return [table for name in names if type(table := getattr(value, name, None)) is dict]
