@@ -43,7 +43,9 @@ class Insides:
         functions: Iterable[tuple[str, types.FunctionType]],
         containers: Iterable[tuple[str, Any]],
     ) -> None:
-        self._places, self._functions = [*map(list, zip(*functions, strict=True))] or ([], [])
+        found = [*functions]
+        self._places = [place for place, _ in found]
+        self._functions = [function for _, function in found]
         self._parts = [*map(_PARTS, self._functions)]
         self._keywords = [
             (k, dict(found)) for k, found in enumerate(map(_KEYWORDS, self._functions)) if found
@@ -77,12 +79,12 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping):
         return [*one] == [*other] and all(map(_is, one.values(), other.values()))
     if isinstance(one, set):
-        return one == other
+        return bool(one == other)
     return all(map(_is, one, other))
 
 
 def _is(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and one == other)
+    return one is other or (type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other))
 
 
 def _refill(held: Any, with_: Any) -> Callable[[], None]:
