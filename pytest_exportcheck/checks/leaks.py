@@ -1,34 +1,27 @@
 """What an export left behind in the process: changed functions, registrations, attributes of the model.
 
 `snapshot` before, `difference` after. Functions of loaded classes and modules of torch and transformers (and
-of packages named by the caller) are compared by identity, registries by their keys and values.
+of packages named by the caller) are compared by identity, and those that models run through by what they run
+with; registries by their keys and values.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import operator
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import ModuleType
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree
 
+from .in_place import Insides
+from .namespaces import ABSENT, Group, Leak, Space, group_of_module, same, spaces_of_model, text_of
+
 __all__ = ["Leak", "Snapshot", "difference", "snapshot"]
-
-#: Attributes that Python and torch themselves fill lazily.
-_LAZY = ("__dict__", "__weakref__", "__annotations__", "__annotations_cache__", "_abc_impl")
-
-_ABSENT: Any = object()
-
-#: In place of a value that is not watched, and not kept: it may hold a model.
-_UNWATCHED: Any = object()
 
 #: Where dynamo marks functions as not to be traced, once in a process, when it first compiles anything.
 _MARKED_ONCE = ("torch.jit.", "torch.fx.", "torch.optim.")
@@ -40,147 +33,14 @@ _Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Leak:
-    """One thing that is not as it was.
-
-    Attributes
-    ----------
-    place:
-        ``transformers.cache_utils.DynamicLayer.update``, ``pytree node ...``, ``vars(model) forward``.
-    change:
-        ``changed``, ``added`` or ``removed``.
-    undo:
-        Puts back what was there before; ``None`` where that is not known (registries).
-    value:
-        What is there now; ``None`` of what was removed.
-    inert:
-        An attribute of a class that is what it would inherit.
-    """
-
-    place: str
-    change: str
-    detail: str = ""
-    undo: Callable[[], None] | None = field(default=None, compare=False, repr=False)
-    value: Any = field(default=None, compare=False, repr=False)
-    inert: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.place} was {self.change}" + (f" ({self.detail})" if self.detail else "")
-
-
-@dataclass(frozen=True)
-class _Space:
-    """A namespace or table, and what was in it.
-
-    Attributes
-    ----------
-    label:
-        Place of an entry: a text with ``{}`` for its name.
-    live:
-        The mapping itself.
-    before:
-        A copy of it, with `_UNWATCHED` for what is not watched.
-    ids:
-        Of all that was in it.
-    wanted:
-        (name, value) -> whether a change of such an entry is a leak.
-    bind, drop:
-        Write an entry, and take one away.
-    owner:
-        The class whose namespace it is.
-    """
-
-    label: str
-    live: Mapping[Any, Any]
-    before: Mapping[Any, Any]
-    ids: tuple[int, ...]
-    wanted: Callable[[Any, Any], bool]
-    bind: Callable[[Any, Any], None]
-    drop: Callable[[Any], None]
-    owner: type | None = None
-
-    @staticmethod
-    def of(
-        label: str,
-        live: Mapping[Any, Any],
-        wanted: Callable[[Any, Any], bool],
-        bind: Callable[[Any, Any], None],
-        drop: Callable[[Any], None],
-        owner: type | None = None,
-    ) -> _Space:
-        """What is in `live` now."""
-        before = {
-            name: value if _is_constant(value) or wanted(name, value) else _UNWATCHED
-            for name, value in list(live.items())
-        }
-        return _Space(label, live, before, tuple(map(id, live.values())), wanted, bind, drop, owner)
-
-    def again(self) -> _Space:
-        """What is in it now."""
-        return _Space.of(self.label, self.live, self.wanted, self.bind, self.drop, self.owner)
-
-    def is_as_it_was(self) -> bool:
-        return len(self.live) == len(self.ids) and all(
-            map(operator.eq, map(id, self.live.values()), self.ids)
-        )
-
-    def leaks(self) -> Iterator[Leak]:
-        now = dict(self.live)
-        for name in dict.fromkeys([*self.before, *now]):
-            old, new = self.before.get(name, _ABSENT), now.get(name, _ABSENT)
-            was = old is not _ABSENT and old is not _UNWATCHED and self.wanted(name, old)
-            if old is new or not (was or (new is not _ABSENT and self.wanted(name, new))):
-                continue
-            place = self.label.format(name)
-            back = None if old is _UNWATCHED else functools.partial(self.bind, name, old)
-            if old is _ABSENT:
-                inert = self.owner is not None and _inherited(self.owner, name) is new
-                yield Leak(place, "added", _text(new), functools.partial(self.drop, name), new, inert)
-            elif new is _ABSENT:
-                yield Leak(place, "removed", _text(old), back)
-            elif not _same(old, new):
-                what = "something else" if old is _UNWATCHED else _text(old)
-                yield Leak(place, "changed", f"{what} to {_text(new)}", back, new)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The spaces of one module, and what was in all of them: most stay as they are, which one look shows.
-
-    Attributes
-    ----------
-    sizes, ids:
-        Of each space, and of all that was in them, one after the other.
-    """
-
-    spaces: tuple[_Space, ...]
-    lives: tuple[Mapping[Any, Any], ...]
-    sizes: tuple[int, ...]
-    ids: tuple[int, ...]
-
-    @staticmethod
-    def of(spaces: Sequence[_Space]) -> _Group:
-        ids = tuple(itertools.chain.from_iterable(space.ids for space in spaces))
-        return _Group(
-            tuple(spaces), tuple(space.live for space in spaces), tuple(len(s.ids) for s in spaces), ids
-        )
-
-    def is_as_it_was(self) -> bool:
-        values = itertools.chain.from_iterable(map(_VALUES, self.lives))
-        return tuple(map(len, self.lives)) == self.sizes and tuple(map(id, values)) == self.ids
-
-
-_VALUES = operator.methodcaller("values")
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """What `snapshot` saw: namespaces by module, those of models by label, registries, and the modules
     that were loaded then.
     """
 
-    groups: Sequence[_Group]
-    parts: Mapping[str, _Space]
+    groups: Sequence[Group]
+    insides: Insides
+    parts: Mapping[str, Space]
     registries: Mapping[_Key, Any]
     loaded: frozenset[str]
     models: tuple[torch.nn.Module, ...] = ()
@@ -208,9 +68,11 @@ def snapshot(
         groups = [
             group
             for name in names
-            if (group := _of_module(name, sys.modules.get(name), name.partition(".")[0] in packages))
+            if (group := group_of_module(name, sys.modules.get(name), name.partition(".")[0] in packages))
         ]
-        return Snapshot(groups, _parts(models), dict(_registries(loaded)), loaded, models)
+        functions = itertools.chain.from_iterable(group.functions for group in groups)
+        insides = Insides(functions, itertools.chain.from_iterable(group.containers for group in groups))
+        return Snapshot(groups, insides, _parts(models), dict(_registries(loaded)), loaded, models)
 
 
 def difference(before: Snapshot) -> list[Leak]:
@@ -227,8 +89,12 @@ def difference(before: Snapshot) -> list[Leak]:
             if not space.is_as_it_was()
         ]
         # A table that several modules import is one of the first.
-        once = {id(space.live): space for space in reversed(changed)}
+        once = {id(getattr(space.live, "table", space.live)): space for space in reversed(changed)}
         leaks = [leak for space in once.values() for leak in space.leaks() if not _is_of_dynamo(leak)]
+        leaks += [
+            Leak(place, "changed", f"{text_of(old)} to {text_of(new)}", undo, new)
+            for place, old, new, undo in before.insides.changes()
+        ]
         parts = _parts(before.models)
         for label in before.parts.keys() | parts.keys():
             space, new = before.parts.get(label), parts.get(label)
@@ -241,17 +107,17 @@ def difference(before: Snapshot) -> list[Leak]:
     # Nobody knows who registered a kernel: a module of torch does so when it is imported.
     imported = any(name.partition(".")[0] == "torch" for name in sys.modules.keys() - before.loaded)
     for key in before.registries.keys() | now.keys():
-        old, new = before.registries.get(key, _ABSENT), now.get(key, _ABSENT)
+        old, new = before.registries.get(key, ABSENT), now.get(key, ABSENT)
         if old is new:
             continue
         place = str(key[0]).format(*key[1:])
-        if new is _ABSENT:
-            leaks.append(Leak(place, "removed", _text(old)))
-        elif old is _ABSENT:
+        if new is ABSENT:
+            leaks.append(Leak(place, "removed", text_of(old)))
+        elif old is ABSENT:
             if not (imported and key[0] == _KERNEL):
-                leaks.append(Leak(place, "added", _text(new), value=new))
-        elif not _same(old, new):
-            leaks.append(Leak(place, "changed", f"{_text(old)} to {_text(new)}", value=new))
+                leaks.append(Leak(place, "added", text_of(new), value=new))
+        elif not same(old, new):
+            leaks.append(Leak(place, "changed", f"{text_of(old)} to {text_of(new)}", value=new))
     return sorted(leaks, key=lambda leak: leak.place)
 
 
@@ -267,130 +133,8 @@ def _is_of_dynamo(leak: Leak) -> bool:
     return leak.place.startswith(_MARKED_ONCE) and hasattr(leak.value, "_torchdynamo_disable_msg")
 
 
-def _inherited(cls: type, name: str) -> Any:
-    return next((vars(base)[name] for base in cls.__mro__[1:] if name in vars(base)), None)
-
-
-def _same(before: Any, after: Any) -> bool:
-    return before is after or (type(before) is type(after) and _is_plain(before) and bool(before == after))
-
-
-def _is_constant(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether equality says everything: constants, and containers of them."""
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
-    return value is None or isinstance(value, (bool, int, float, str, bytes, torch.dtype, torch.device))
-
-
-def _text(value: Any) -> str:
-    if callable(value) and not isinstance(value, torch.nn.Module):
-        name = getattr(value, "__qualname__", type(value).__name__)
-        return f"{getattr(value, '__module__', '')}.{name}".lstrip(".")
-    return type(value).__name__ if not isinstance(value, (bool, int, str)) else repr(value)
-
-
-#: Module of a library -> what was remembered of it last: most stay as they are, and need not be copied again.
-_KNOWN: dict[str, _Group] = {}
-
-
-def _of_module(name: str, module: object, keep: bool) -> _Group | None:
-    """`keep`: remember what is found; not of a user's modules, which may hold models."""
-    if not isinstance(module, ModuleType):
-        return None
-    known = _KNOWN.get(name) if keep else None
-    if known is not None and known.lives[0] is vars(module):
-        if known.is_as_it_was():
-            return known
-        if known.spaces[0].is_as_it_was():
-            # The names of the module, and so its classes and tables, are the same.
-            spaces = [space if space.is_as_it_was() else space.again() for space in known.spaces]
-            known = _KNOWN[name] = _Group.of(spaces)
-            return known
-    found = _Group.of(list(_looked_for(name, vars(module))))
-    if keep:
-        _KNOWN[name] = found
-    return found
-
-
-def _looked_for(name: str, live: dict[str, Any]) -> Iterator[_Space]:
-    held = dict(live)
-    yield _Space.of(f"{name}.{{}}", live, _in_a_module, live.__setitem__, live.__delitem__)
-    for cls in dict.fromkeys(
-        value for value in held.values() if isinstance(value, type) and value.__module__ == name
-    ):
-        names = vars(cls)
-        yield _Space.of(
-            f"{name}.{cls.__qualname__}.{{}}",
-            names,
-            _in_a_class,
-            functools.partial(setattr, cls),
-            functools.partial(delattr, cls),
-            cls,
-        )
-    for key, value in held.items():
-        if isinstance(key, str) and key.isupper() and not isinstance(value, type):
-            for table in _tables(value):
-                label = f"{name}.{key}[{{!r}}]"
-                yield _Space.of(label, table, _in_a_table, table.__setitem__, table.__delitem__)
-    if name == "torch.nn.modules.module":  # hooks of all modules, by number
-        for key, table in held.items():
-            if key.startswith("_global_") and isinstance(table, dict):
-                label = f"{name}.{key}[{{!r}}]"
-                yield _Space.of(label, table, _in_a_module, table.__setitem__, table.__delitem__)
-
-
-def _in_a_module(name: Any, value: Any) -> bool:
-    return _is_function(value)
-
-
-def _in_a_class(name: Any, value: Any) -> bool:
-    return name not in _LAZY and (
-        _is_function(value) or isinstance(value, (staticmethod, classmethod, property))
-    )
-
-
-def _in_a_table(name: Any, value: Any) -> bool:
-    return isinstance(name, str) and _is_function(value)
-
-
-def _is_function(value: Any) -> bool:
-    return callable(value) and not isinstance(value, (type, ModuleType, torch.nn.Module))
-
-
-def _tables(value: Any) -> list[dict[Any, Any]]:
-    """A dict, or those of a registry of transformers (``ALL_ATTENTION_FUNCTIONS``)."""
-    if type(value) is dict:
-        return [value]
-    names = ("_global_mapping", "_local_mapping") if hasattr(type(value), "register") else ()
-    return [table for name in names if type(table := getattr(value, name, None)) is dict]
-
-
-def _parts(models: Sequence[torch.nn.Module]) -> dict[str, _Space]:
-    return {space.label: space for model in models for space in _of_model(model)}
-
-
-def _of_model(model: torch.nn.Module) -> Iterator[_Space]:
-    for path, part in model.named_modules():
-        where = f"vars({path or 'model'})".replace("{", "{{").replace("}", "}}")
-        held = vars(part)
-        yield _Space.of(
-            f"{where} {{}}",
-            held,
-            lambda name, value: not isinstance(value, dict),
-            held.__setitem__,
-            held.__delitem__,
-        )
-        for key, value in held.items():
-            # Modules, parameters, buffers and hooks are dicts: their entries, not the dicts.
-            if isinstance(value, dict):
-                label = f"{where} {key}[{{!r}}]"
-                yield _Space.of(label, value, lambda name, item: True, value.__setitem__, value.__delitem__)
+def _parts(models: Sequence[torch.nn.Module]) -> dict[str, Space]:
+    return {space.label: space for model in models for space in spaces_of_model(model)}
 
 
 def _registries(loaded: frozenset[str]) -> Iterator[tuple[_Key, Any]]:

@@ -32,7 +32,9 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["Content", "Unreadable", "is_installed"]
+from .codes import code_digest
+
+__all__ = ["SILENT", "Content", "Unreadable", "file_digest", "is_genuine", "is_installed", "is_own"]
 
 #: A file next to a spec is imported under a name with a digest of its path.
 _FILE_MODULE = re.compile(r"\b_exportcheck_(\w+)_[0-9a-f]{12}\b")
@@ -112,7 +114,7 @@ _BUILTIN = (
     types.ClassMethodDescriptorType,
 )
 #: Entries of a class's namespace that say nothing, or are filled lazily.
-_SILENT = {
+SILENT = {
     *("__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"),
     *(
         "__firstlineno__",
@@ -121,7 +123,7 @@ _SILENT = {
         "__abstractmethods__",
         "_abc_impl",
     ),
-    "__parameters__",
+    *("__parameters__", "__slotnames__"),
 }
 
 
@@ -136,6 +138,11 @@ def is_installed(filename: str) -> bool:
         return True
     path = os.path.realpath(filename)
     return path.startswith(_INSTALLED) or path.startswith(_OWN)
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file belongs to this package."""
+    return filename.startswith(_OWN)
 
 
 def _is_known(module: str) -> bool:
@@ -170,6 +177,8 @@ class Content:
     ----------
     mentions_environment:
         Code of the user's that was met reads environment variables.
+    modules:
+        Names of the installed modules whose functions and classes were met, and of those met themselves.
     """
 
     def __init__(self) -> None:
@@ -180,6 +189,7 @@ class Content:
         self._storages: dict[int, int] = {}
         self._files: set[str] = set()
         self.mentions_environment = False
+        self.modules: set[str] = set()
 
     def hexdigest(self) -> str:
         """Of everything added so far, and of the files that the code is in."""
@@ -309,6 +319,7 @@ class Content:
             part = Content()
             part.add("element", item)
             self.mentions_environment |= part.mentions_environment
+            self.modules |= part.modules
             found.append(part.hexdigest())
         self._token("set", *sorted(found))
 
@@ -400,6 +411,7 @@ class Content:
         name = _FILE_MODULE.sub(r"\1", f"{value.__module__}.{value.__qualname__}")
         self._token("class", name)
         if _is_known(value.__module__):
+            self.modules.add(value.__module__)
             # What its version does not tell: functions that were put into it.
             for cls in value.__mro__:
                 if _is_known(cls.__module__) and isinstance(cls, type):
@@ -409,7 +421,7 @@ class Content:
             self._inner("base", base)
         if type(value) is not type:
             self._inner("metaclass", type(value))
-        namespace = {key: item for key, item in vars(value).items() if key not in _SILENT}
+        namespace = {key: item for key, item in vars(value).items() if key not in SILENT}
         fields = namespace.pop("__dataclass_fields__", None)
         if fields is not None:
             missing = dataclasses.MISSING
@@ -458,7 +470,9 @@ class Content:
                 raise Unreadable(
                     f"{self._where()} is {code.co_name}: what it gives is known only when it runs"
                 )
+            self.modules.add(str(value.__globals__.get("__name__", "")))
             self._token("function", value.__module__, code.co_qualname, code.co_firstlineno)
+            self._token(code_digest(code))
         else:
             self._token("function", code.co_qualname)
             self._code(code)
@@ -536,6 +550,7 @@ class Content:
         if name.partition(".")[0] in _OUTSIDE:
             raise Unreadable(f"{self._where()} is the module {name}: what it gives changes from run to run")
         if _is_known(name):
+            self.modules.add(name)
             return
         filename = getattr(value, "__file__", None)
         if filename is not None:
@@ -613,7 +628,9 @@ def _is_installed_function(function: types.FunctionType) -> bool:
     """Whether its code is installed code, or was made by it: the methods of a dataclass have no file."""
     filename = function.__code__.co_filename
     if filename == "<string>":
-        return _is_known(str(function.__globals__.get("__name__", "")))
+        name = str(function.__globals__.get("__name__", ""))
+        # `collections.namedtuple` makes a module for its ``__new__``, which a digest of the code tells.
+        return name.startswith("namedtuple_") or _is_known(name)
     return is_installed(filename)
 
 

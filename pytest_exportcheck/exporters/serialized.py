@@ -65,6 +65,8 @@ def to_json(program: torch.export.ExportedProgram, kwargs: Mapping[str, Any], ou
     )
     plain = _without_notes(json.loads(serialize._to_json_bytes(written.exported_program)))
     _settle_inner_sizes(plain["graph_module"]["graph"])
+    if containers := _containers(program):
+        plain["containers"] = containers
     data = json.dumps(plain, sort_keys=True).encode()
     specs = _tree_specs(plain)
     example = program.example_inputs
@@ -105,12 +107,51 @@ def from_json(
     _refuse_code(plain)
     if _tree_specs(plain) != (in_spec, out_spec):
         raise NotSaveable("its arguments or outputs have another structure")
-    return serialize.ExportedProgramDeserializer().deserialize(
+    program = serialize.ExportedProgramDeserializer().deserialize(
         _read(schema.ExportedProgram, plain),
         dict(state_dict),
         dict(constants),
         ((), dict(kwargs)),
     )
+    _restore_containers(program, plain.get("containers", {}))
+    return program
+
+
+def _containers(program: torch.export.ExportedProgram) -> dict[str, dict[str, list[str]]]:
+    """Path of a graph -> node -> which of its arguments are tuples and lists.
+
+    Of operators with graphs, and of what these graphs return: torch's format takes one for the other.
+    """
+    found = {}
+    for path, module in program.graph_module.named_modules():
+        if isinstance(module, torch.fx.GraphModule):
+            kinds = {node.name: [type(each).__name__ for each in node.args] for node in _nodes(path, module)}
+            if kinds:
+                found[path] = kinds
+    return found
+
+
+def _restore_containers(
+    program: torch.export.ExportedProgram, containers: Mapping[str, Mapping[str, list[str]]]
+) -> None:
+    for path, module in program.graph_module.named_modules():
+        if not isinstance(module, torch.fx.GraphModule) or path not in containers:
+            continue
+        kinds = {"tuple": tuple, "immutable_list": list}
+        for node in _nodes(path, module):
+            node.args = tuple(
+                kinds[kind](given) if kind in kinds and isinstance(given, (tuple, list)) else given
+                for given, kind in zip(node.args, containers[path].get(node.name, ()), strict=True)
+            )
+        module.recompile()
+
+
+def _nodes(path: str, module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return [
+        node
+        for node in module.graph.nodes
+        if isinstance(node.target, torch._ops.HigherOrderOperator) or (path and node.op == "output")
+    ]
 
 
 def _read(kind: Any, plain: Any) -> Any:

@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.utils import _pytree
 from torch.utils._config_module import ConfigModule
 
 from .content import Content, file_digest, is_genuine, is_installed
+from .installed import state_of
 
 __all__ = ["add_flags", "add_installed", "process_digest", "variables"]
 
@@ -58,11 +59,6 @@ _CALLED = (
     *("torch.utils.checkpoint", "torch._jit_internal", "torch.autograd.function", "torch.compiler"),
     *("torch.nn.attention.flex_attention", "torch.distributions.utils"),
 )
-
-#: Constants that are made anew in every process.
-_OF_A_PROCESS = {"transformers.utils.hub.SESSION_ID"}
-
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def variables(*, every: bool) -> dict[str, str]:
@@ -184,17 +180,19 @@ def add_installed(content: Content, classes: Sequence[type], folder: Path) -> No
     folder:
         Of the spec: files next to another one are none of its business.
     """
-    names = _modules_of(classes)
-    for name in sorted({*names, *_CALLED, *(cls.__module__ for cls in classes)}):
+    own = __name__.partition(".")[0]
+    met = {cls.__module__ for cls in classes}
+    met |= {name for name in content.modules if name.partition(".")[0] not in (own, *sys.stdlib_module_names)}
+    names = _modules_of(met)
+    for name in sorted({*names, *_CALLED, *met}):
         module = sys.modules.get(name)
         filename = getattr(module, "__file__", None)
         if module is None or filename is None or not is_installed(filename):
             continue
         if name in names:
             content.add(name, _digest_of(filename))
-        entries = dict(_entries(module))
-        strangers = {key: entries.pop(key) for key, value in list(entries.items()) if _is_stranger(value)}
-        content.add(name, repr(entries))
+        state, strangers = state_of(module)
+        content.add(name, state)
         if strangers:
             content.add(name, strangers)
     for name, filename in _outside(folder):
@@ -204,7 +202,7 @@ def add_installed(content: Content, classes: Sequence[type], folder: Path) -> No
         if not all(map(is_genuine, functions)):
             content.add(f"flattening of {cls.__qualname__}", functions)
         elif cls.__module__ == "transformers.cache_utils":
-            content.add(f"flattening of {cls.__qualname__}", [_name(function) for function in functions])
+            content.add(f"flattening of {cls.__qualname__}", list(functions))
 
 
 @functools.cache
@@ -231,12 +229,11 @@ def _outside(folder: Path) -> Iterator[tuple[str, str]]:
         yield name, filename
 
 
-def _modules_of(classes: Sequence[type]) -> set[str]:
-    """Modules of installed distributions, torch's aside, that the code of `classes` imports by name."""
-    packages = {cls.__module__.partition(".")[0] for cls in classes} - {"torch", "builtins"}
-    packages -= set(sys.stdlib_module_names)
+def _modules_of(met: Iterable[str]) -> set[str]:
+    """Modules of installed distributions, torch's aside, that the code of those in `met` imports by name."""
+    packages = {name.partition(".")[0] for name in met} - {"torch", "builtins", *sys.stdlib_module_names}
     found: set[str] = set()
-    stack = [cls.__module__ for cls in classes if cls.__module__.partition(".")[0] in packages]
+    stack = [name for name in met if name.partition(".")[0] in packages]
     while stack:
         name = stack.pop()
         module = sys.modules.get(name)
@@ -255,68 +252,3 @@ def _module_name(value: Any) -> str:
     if isinstance(value, (type, types.FunctionType)):
         return str(value.__module__)
     return str(type(value).__module__)
-
-
-def _entries(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
-    """What each name of an installed module stands for; functions of anybody else's as they are."""
-    for key, value in sorted(vars(module).items()):
-        if key.startswith("__") or f"{module.__name__}.{key}" in _OF_A_PROCESS:
-            continue
-        if isinstance(value, type):
-            if value.__module__ == module.__name__:
-                for name, item in sorted(vars(value).items()):
-                    if name not in ("__doc__", "__module__", "__qualname__"):
-                        found = _described(item)
-                        if found is not None:
-                            yield f"{key}.{name}", found
-            else:
-                yield key, f"{value.__module__}.{value.__qualname__}"
-            continue
-        found = _described(value)
-        if found is not None:
-            yield key, found
-        for table in _tables(value):
-            for name, item in sorted(table.items()):
-                if (found := _described(item)) is not None:
-                    yield f"{key}[{name}]", found
-
-
-def _described(value: Any) -> Any:
-    """Installed functions by name and place, constants by value, other functions; ``None`` for the rest."""
-    if isinstance(value, (staticmethod, classmethod)):
-        value = value.__func__
-    if isinstance(value, property):
-        return [_described(part) for part in (value.fget, value.fset) if part is not None]
-    if isinstance(value, types.FunctionType):
-        return _name(value) if is_genuine(value) else value
-    if isinstance(value, types.BuiltinFunctionType):
-        return value.__qualname__
-    if type(value) in _PLAIN:
-        return value
-    if type(value) in (tuple, frozenset) and all(type(item) in _PLAIN for item in value):
-        return value if type(value) is tuple else ("frozenset", *sorted(map(repr, value)))
-    return None
-
-
-def _is_stranger(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(map(_is_stranger, value))
-    return isinstance(value, types.FunctionType)
-
-
-def _name(function: Any) -> str:
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
-    return f"{function.__module__}.{code.co_qualname}:{code.co_firstlineno}"
-
-
-def _tables(value: Any) -> Iterator[Mapping[Any, Any]]:
-    """Tables of functions by name: dicts, and what `GeneralInterface` of transformers holds."""
-    kind = type(value)
-    tables = [value] if kind is dict else []
-    if hasattr(kind, "register") and "_global_mapping" in vars(kind):
-        tables = [vars(kind)["_global_mapping"], vars(value).get("_local_mapping")]
-    for table in tables:
-        if type(table) is dict and all(isinstance(key, str) for key in table):
-            yield table

@@ -214,6 +214,29 @@ def mask():
     ALL_MASK_ATTENTION_FUNCTIONS["leaked"] = len
 
 
+def defaults():
+    nn.functional.silu.__defaults__ = (True,)
+
+
+def code():
+    nn.functional.silu.__code__ = nn.functional.mish.__code__
+
+
+def activation():
+    from transformers.activations import ACT2FN
+    ACT2FN["gelu"] = nn.Tanh
+
+
+def flag():
+    from transformers.modeling_utils import PreTrainedModel
+    PreTrainedModel._supports_sdpa = "leaked"
+
+
+def listed():
+    from transformers.modeling_utils import PreTrainedModel
+    PreTrainedModel._skip_keys_device_placement.append("leaked")
+
+
 def node():
     if Registered not in _pytree.SUPPORTED_NODES:
         _pytree._private_register_pytree_node(Registered, lambda x: ([], None), lambda xs, c: Registered())
@@ -237,6 +260,11 @@ def mode():
         ("own_class", "Net.extra_repr was added", "put back"),
         ("attention", "ALL_ATTENTION_FUNCTIONS['leaked'] was added", "put back"),
         ("mask", "ALL_MASK_ATTENTION_FUNCTIONS['leaked'] was added", "put back"),
+        ("defaults", "torch.nn.functional.silu.__defaults__ was changed (tuple to tuple)", "put back"),
+        ("code", "torch.nn.functional.silu.__code__ was changed", "put back"),
+        ("activation", "transformers.activations.ACT2FN['gelu'] was changed", "put back"),
+        ("flag", "PreTrainedModel._supports_sdpa was changed (False to 'leaked')", "put back"),
+        ("listed", "PreTrainedModel._skip_keys_device_placement was changed (list to list)", "put back"),
         ("node", "Registered was added", "still there"),
     ],
 )
@@ -488,6 +516,47 @@ def test_attributes_that_a_scope_changes_adds_and_removes_are_put_back(model: to
         "vars(model) kept was changed (_Odd to _Odd) by the patch mine: put back",
         "vars(model) new was added by the patch mine: put back",
     ]
+
+
+def test_keyword_defaults_and_containers_that_are_changed_in_place_are_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module: Any = ModuleType("exportcheck_one")
+    source = (
+        "def f(*, a=1):\n    return a\n\nclass A:\n    names = ['a']\n    sizes = {'a': 1}\n    seen = {1}\n"
+        "    flag = True\n    @property\n    def p(self):\n        return 1\n"
+    )
+    exec(source, vars(module))
+    monkeypatch.setitem(sys.modules, "exportcheck_one", module)
+    before = snapshot(modules=["exportcheck_one"], packages=())
+    module.f.__kwdefaults__["a"] = 2
+    module.A.names[0] = "b"
+    module.A.sizes["b"] = 2
+    module.A.seen.clear()
+    module.A.flag = False
+    module.A.p.fget.__code__ = module.f.__code__.replace(co_kwonlyargcount=0, co_argcount=1)
+    leaks = difference(before)
+    assert [leak.place.removeprefix("exportcheck_one.") for leak in leaks] == [
+        *("A.flag", "A.names", "A.p.__code__", "A.seen", "A.sizes", "f.__kwdefaults__")
+    ]
+    for leak in leaks:
+        leak.undo()  # type: ignore[misc]
+    assert difference(before) == []
+    assert (module.A.names, module.A.sizes, module.A.seen, module.f()) == (["a"], {"a": 1}, {1}, 1)
+    assert module.A().p == 1
+
+
+def test_a_table_with_methods_of_its_own_is_read_as_it_is() -> None:
+    """``ACT2FN["gelu"]`` is a new module each time: what is in the table is compared."""
+    from transformers.activations import ACT2FN
+
+    before = snapshot()
+    ACT2FN["leaked"] = (torch.nn.Tanh, {})
+    (leak,) = [leak for leak in difference(before) if "ACT2FN" in leak.place]
+    assert str(leak) == "transformers.activations.ACT2FN['leaked'] was added (tuple)"
+    leak.undo()  # type: ignore[misc]
+    assert "leaked" not in ACT2FN
+    assert difference(before) == []
 
 
 def test_a_table_of_several_modules_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
