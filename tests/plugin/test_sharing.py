@@ -33,7 +33,7 @@ def test_the_cache_reaches_the_engine(any_project, monkeypatch, tmp_path):
         log.write_text("")
         assert project.run(*args).ret == 0
         assert opened(log) == {text}
-    project.pytester.makeini("[pytest]\nexportcheck_cache = from_ini\nexportcheck_cache_size = 3\n")
+    project.ini("exportcheck_cache = from_ini", "exportcheck_cache_size = 3")
     log.write_text("")
     project.run()
     assert opened(log) == {"a, cache from_ini 3000000"}
@@ -46,7 +46,7 @@ def test_what_the_cache_options_refuse(project):
     usage_error(
         project.run("--exportcheck-cache-size=-1"), "--exportcheck-cache-size -1.0: expected megabytes"
     )
-    project.pytester.makeini("[pytest]\nexportcheck_cache_size = much\n")
+    project.ini("exportcheck_cache_size = much")
     usage_error(project.run(), "exportcheck_cache_size: 'much' is not a number of megabytes")
 
 
