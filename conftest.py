@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -28,7 +29,42 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     workers = getattr(config.option, "numprocesses", None)
     if workers and config.option.dist == "no" and not config.getoption("exportcheck"):
         config.option.dist = "loadfile"
+        # In the order of the collection, and not the file with the most tests first.
+        config.option.loadscopereorder = False
     return (yield)
+
+
+#: Files that take the longest, half a minute of a CPU and more; the others are short.
+_LONG = (
+    "docs/test_snippets.py",
+    "diagnose/test_other_faults.py",
+    "engine/test_exporters.py",
+    "cases/test_cases.py",
+    "engine/test_ablation.py",
+    "diagnose/test_reproduction.py",
+    "mutations/test_mutations.py",
+    "engine/test_leaks.py",
+    "authoring/test_new.py",
+    "acceptance/test_fresh_processes.py",
+    "diagnose/test_faults.py",
+    "rewrite/test_forms.py",
+    "engine/test_conversion_cache.py",
+    "engine/test_capture_cache.py",
+    "plugin/test_sharing.py",
+    "authoring/test_commands.py",
+    "rewrite/test_modes.py",
+    "engine/test_conversions.py",
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In workers of xdist the longest files come first, so that none is begun when the others have ended."""
+    if not hasattr(config, "workerinput") or config.getoption("exportcheck"):
+        return
+    tests = Counter(item.path for item in items)
+    ranks = {config.rootpath / "tests" / file: rank for rank, file in enumerate(_LONG)}
+    items.sort(key=lambda item: (ranks.get(item.path, len(_LONG)), -tests[item.path]))
 
 
 #: Packages that a process can import once: their operators, or those of a module of theirs, cannot be
