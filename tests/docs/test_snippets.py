@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -21,6 +21,9 @@ from pytest_exportcheck.spec import load_spec
 
 from . import scenes
 from .blocks import PAGES, ROOT, Block, all_blocks, commands, workflow_commands
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 BLOCKS = all_blocks()
 
@@ -309,8 +312,9 @@ def _plain(line: str) -> str:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project with the specs that the pages name, all of them fine."""
+def project(tmp_path: Path, warm_plugin: WarmPython) -> Path:
+    """A project with the specs that the pages name, all of them fine, and our two commands."""
+    _tools(tmp_path, warm_plugin.executable)
     (tmp_path / "conftest.py").write_text(_CONFTEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name in ("llama", "tiny_llama", "bert", "t5"):
@@ -326,18 +330,22 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _shell(command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """`command` as a shell runs it, with our two commands on the path."""
+def _tools(folder: Path, python: str) -> None:
+    """Our two commands, as pip writes them."""
     tools = folder / ".tools"
-    tools.mkdir(exist_ok=True)
+    tools.mkdir()
     for name, module in (("pytest", "pytest"), ("exportcheck", "pytest_exportcheck.cli")):
         # `python -m pytest` would put the current folder on sys.path, which `pytest` does not.
         code = f"import sys; from {module} import main; sys.exit(main())"
         if name == "pytest":
             code = "import sys; from pytest import console_main; sys.exit(console_main())"
-        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} -c "{code}" "$@"\n')
         (tools / name).chmod(0o755)
-    environment = {**_environment(), "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", **more}
+
+
+def _shell(command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """`command` as a shell runs it, with our two commands on the path."""
+    environment = {**_environment(), "PATH": f"{folder / '.tools'}{os.pathsep}{os.environ['PATH']}", **more}
     return subprocess.run(
         ["bash", "-eo", "pipefail", "-c", command],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,
