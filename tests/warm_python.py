@@ -25,7 +25,7 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -90,9 +90,7 @@ class WarmPython:
         `alone`: what it starts by its own ``sys.executable`` is a new interpreter.
         """
         began = time.perf_counter()
-        # What the engine has imported already cannot be rewritten, and pytest would warn of it.
-        asserts = ["--assert=plain"] if self._kind == "engine" else []
-        command = [self.executable, "-m", "pytest", *asserts, "-p", "no:hypothesispytest", *args]
+        command = [self.executable, "-m", "pytest", "-p", "no:hypothesispytest", *args]
         with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+") as err:
             # Files: a process that outlives the run must not hold it up.
             done = subprocess.run(
@@ -115,12 +113,6 @@ class WarmPython:
             shutil.rmtree(self._folder)
 
 
-def _import_engine() -> None:
-    from pytest_exportcheck.fresh.warm import warm_up
-
-    warm_up()
-
-
 #: Our side of pytest that is imported by need, and what a worker of xdist runs.
 _BY_NEED = (
     "pytest_exportcheck.collection",
@@ -141,23 +133,36 @@ _BY_NEED = (
 
 
 def _import_plugin() -> None:
-    """As pytest does, with its import hook in place: what is not imported by it would be warned of."""
-    options = {"plugins": ["no:hypothesispytest", "no:cacheprovider"], "noconftest": True}
-    config = pytest.Config.fromdictargs({**options, "rootdir": os.getcwd(), "inifilename": os.devnull}, [])
-    try:
-        for name in _BY_NEED:
-            import_module(name)
-    finally:
-        config._ensure_unconfigure()
+    for name in _BY_NEED:
+        import_module(name)
     assert "torch" not in sys.modules
+
+
+def _import_engine() -> None:
+    from pytest_exportcheck.fresh.warm import warm_up
+
+    _import_plugin()
+    warm_up()
 
 
 _IMPORT: dict[str, Callable[[], None]] = {"engine": _import_engine, "plugin": _import_plugin}
 
 
+@contextlib.contextmanager
+def _as_pytest_imports() -> Iterator[None]:
+    """With the hook that rewrites assertions: pytest warns of modules of plugins that lack it."""
+    options = {"plugins": ["no:hypothesispytest", "no:cacheprovider"], "noconftest": True}
+    config = pytest.Config.fromdictargs({**options, "rootdir": os.getcwd(), "inifilename": os.devnull}, [])
+    try:
+        yield
+    finally:
+        config._ensure_unconfigure()
+
+
 def _serve(kind: str, executable: str, address: str) -> None:
     os.chdir(os.path.dirname(address))  # Nothing there is to be read.
-    _IMPORT[kind]()
+    with _as_pytest_imports():
+        _IMPORT[kind]()
     gc.collect()
     gc.freeze()  # The collectors of the forks would look at all of it, and copy it.
     listener = socket.socket(socket.AF_UNIX)
