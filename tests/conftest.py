@@ -6,6 +6,8 @@ import gc
 
 import pytest
 
+from pytest_exportcheck.runtest import _quiet_torch_trace
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _collector_of_this_file_only() -> None:
@@ -16,3 +18,9 @@ def _collector_of_this_file_only() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    """As in the tests of specs: pytest's handlers would make torch compute the trace of every export."""
+    _quiet_torch_trace()

@@ -86,7 +86,9 @@ def _spec(folder: Path, name: str, fault: str, exporters: list[str], more: str =
     )
 
 
-def test_nothing_of_a_spec_is_alive_when_the_next_one_begins(pytester: pytest.Pytester) -> None:
+def test_nothing_of_a_spec_is_alive_when_the_next_one_begins(
+    pytester: pytest.Pytester, warm_python: WarmPython
+) -> None:
     specs = pytester.path / "specs"
     specs.mkdir()
     (specs / "models.py").write_text(_MODELS)
@@ -100,9 +102,8 @@ def test_nothing_of_a_spec_is_alive_when_the_next_one_begins(pytester: pytest.Py
     pytester.makepyfile(test_users=_USERS, test_zlast="def test_last(): pass")
     order = ("passes", "refused", "expected", "wrong", "broken")
     paths = [f"specs/{name}.yaml" for name in order]
-    result = pytester.runpytest_subprocess(
-        "--exportcheck", "--no-confirm", "-k", "not dynamic_shapes", *paths, "test_users.py", "test_zlast.py"
-    )
+    args = ["--exportcheck", "--no-confirm", "-k", "not dynamic_shapes"]
+    result = warm_python.pytest([*args, *paths, "test_users.py", "test_zlast.py"], timeout=600)
     # A pass for each exporter, and the last two tests but the wrong one; the legacy one sees no branch.
     result.assert_outcomes(passed=7, failed=6, xfailed=1, deselected=5)
     lines = (pytester.path / "alive.jsonl").read_text().splitlines()
