@@ -73,22 +73,24 @@ _ONCE = {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "torch", "torc
 
 
 class _ModulesOnce(_pytest.pytester.SysModulesSnapshot):
-    """pytester forgets what a run in this process imported, but for what cannot be imported again."""
+    """pytester forgets what a test, or a run inside it, imported: but for what cannot be imported again."""
 
     def __init__(self, preserve: Callable[[str], bool]) -> None:
+        before = set(sys.modules)
+
         def is_kept(name: str) -> bool:
-            # What a test put in the place of torch is no module.
-            once = name.partition(".")[0] in _ONCE and isinstance(sys.modules[name], ModuleType)
-            return once or preserve(name)
+            # What was there already comes back as it was, whatever a test put in its place.
+            new = name not in before and isinstance(sys.modules[name], ModuleType)
+            return (new and name.partition(".")[0] in _ONCE) or preserve(name)
 
         super().__init__(is_kept)
 
 
-@pytest.fixture
-def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """pytest's own, whose runs in this process leave what cannot be imported twice."""
-    monkeypatch.setattr(_pytest.pytester, "SysModulesSnapshot", _ModulesOnce)
-    return pytester
+def pytest_configure(config: pytest.Config) -> None:
+    # Before any fixture: the one of pytester takes its first snapshot when it is made.
+    patch = pytest.MonkeyPatch()
+    patch.setattr(_pytest.pytester, "SysModulesSnapshot", _ModulesOnce)
+    config.add_cleanup(patch.undo)
 
 
 @pytest.fixture(scope="session")
