@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections import Counter
@@ -32,6 +33,18 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
         # In the order of the collection, and not the file with the most tests first.
         config.option.loadscopereorder = False
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # Imports torch and transformers: the collector finds nothing there, again and again.
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if was:
+            gc.enable()
 
 
 #: Files that take the longest, half a minute of a CPU and more; the others are short.
