@@ -205,7 +205,7 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def done(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Done:
     folder = tmp_path_factory.mktemp("real")
     steps = _steps(folder)
     for each in {step["folder"] for step in steps}:
@@ -217,7 +217,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         if step.get("path") == "model_specs/t5.yaml":
             step["text"] = (specs / "t5.yaml").read_text(encoding="utf-8")
     (folder / "steps.json").write_text(json.dumps(steps))
-    command = [sys.executable, str(Path(__file__).with_name("driver.py")), "steps.json", "results.json"]
+    driver = str(Path(__file__).with_name("driver.py"))
+    command = [warm_python.executable, driver, "steps.json", "results.json"]
     process = subprocess.run(
         command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=900, check=False
     )
