@@ -1,15 +1,17 @@
-"""An interpreter that has imported the engine already, for tests that need it in another process.
+"""An interpreter that has imported the engine, or the plugin, for tests that need it in another process.
 
-A new interpreter takes some six seconds to import torch and transformers. `WarmPython.executable` stands in
-for ``sys.executable``: its command runs in a fork of one process that has imported them and done nothing.
-What was imported is all that the processes share, as with `pytest_exportcheck.fresh`. What such a process
-starts by its own ``sys.executable``, such as workers of xdist, is warm too.
+A new interpreter takes some six seconds to import torch and transformers, and one to import pytest and its
+plugins. `WarmPython.executable` stands in for ``sys.executable``: its command runs in a fork of one process
+that has imported them and done nothing. What was imported is all that the processes share, as with
+`pytest_exportcheck.fresh`. What such a process starts by its own ``sys.executable``, such as workers of
+xdist, is warm too.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -23,7 +25,8 @@ import tempfile
 import time
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,9 +54,14 @@ os._exit(status)
 
 
 class WarmPython:
-    """Starts the process to fork from when it is needed first."""
+    """Starts the process to fork from when it is needed first.
 
-    def __init__(self) -> None:
+    `kind` is what that process imports: ``"engine"``, torch and all that an export needs, or ``"plugin"``,
+    pytest with its plugins and our side of pytest, and no torch.
+    """
+
+    def __init__(self, kind: str = "engine") -> None:
+        self._kind = kind
         self._process: subprocess.Popen[str] | None = None
         self._folder = ""
 
@@ -67,7 +75,7 @@ class WarmPython:
             Path(path).write_text(_STAND_IN.format(python=sys.executable, address=address))
             os.chmod(path, 0o755)
             self._process = subprocess.Popen(
-                [sys.executable, __file__, path, address],
+                [sys.executable, __file__, self._kind, path, address],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -82,8 +90,7 @@ class WarmPython:
         `alone`: what it starts by its own ``sys.executable`` is a new interpreter.
         """
         began = time.perf_counter()
-        # What is imported already cannot be rewritten, and pytest would warn of it.
-        command = [self.executable, "-m", "pytest", "--assert=plain", "-p", "no:hypothesispytest", *args]
+        command = [self.executable, "-m", "pytest", "-p", "no:hypothesispytest", *args]
         with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+") as err:
             # Files: a process that outlives the run must not hold it up.
             done = subprocess.run(
@@ -106,10 +113,58 @@ class WarmPython:
             shutil.rmtree(self._folder)
 
 
-def _serve(executable: str, address: str) -> None:
+#: Our side of pytest that is imported by need, and what a worker of xdist runs.
+_BY_NEED = (
+    "pytest_exportcheck.collection",
+    "pytest_exportcheck.controller",
+    "pytest_exportcheck.fresh.client",
+    "pytest_exportcheck.fresh.server",
+    "pytest_exportcheck.fresh.work",
+    "pytest_exportcheck.handles",
+    "pytest_exportcheck.judge",
+    "pytest_exportcheck.runtest",
+    "pytest_exportcheck.session",
+    "pytest_exportcheck.spec.load",
+    "execnet.gateway_base",
+    "xdist.dsession",
+    "xdist.remote",
+    "numpy",
+)
+
+
+def _import_plugin() -> None:
+    for name in _BY_NEED:
+        import_module(name)
+    assert "torch" not in sys.modules
+
+
+def _import_engine() -> None:
     from pytest_exportcheck.fresh.warm import warm_up
 
+    _import_plugin()
     warm_up()
+
+
+_IMPORT: dict[str, Callable[[], None]] = {"engine": _import_engine, "plugin": _import_plugin}
+
+
+@contextlib.contextmanager
+def _as_pytest_imports() -> Iterator[None]:
+    """With the hook that rewrites assertions: pytest warns of modules of plugins that lack it."""
+    options = {"plugins": ["no:hypothesispytest", "no:cacheprovider"], "noconftest": True}
+    config = pytest.Config.fromdictargs({**options, "rootdir": os.getcwd(), "inifilename": os.devnull}, [])
+    try:
+        yield
+    finally:
+        config._ensure_unconfigure()
+
+
+def _serve(kind: str, executable: str, address: str) -> None:
+    os.chdir(os.path.dirname(address))  # Nothing there is to be read.
+    with _as_pytest_imports():
+        _IMPORT[kind]()
+    gc.collect()
+    gc.freeze()  # The collectors of the forks would look at all of it, and copy it.
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from pytest_exportcheck import cli_show
 from pytest_exportcheck.cli import main
 from pytest_exportcheck.cli_validate import Wishes, _with_wishes
 from pytest_exportcheck.errors import LoadError
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 SPEC = """exportcheck: 1
 model: {factory: "nets.py:build"}
@@ -42,7 +46,9 @@ def broken():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: WarmPython) -> Path:
+    """One spec. pytest, which `validate` starts, is a fork of a process that has imported the engine."""
+    monkeypatch.setattr(sys, "executable", warm_python.executable)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nets.py").write_text(NETS)
     (tmp_path / "net.yaml").write_text(SPEC)

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -21,6 +21,9 @@ from pytest_exportcheck.spec import load_spec
 
 from . import scenes
 from .blocks import PAGES, ROOT, Block, all_blocks, commands, workflow_commands
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 BLOCKS = all_blocks()
 
@@ -202,7 +205,7 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def done(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Done:
     folder = tmp_path_factory.mktemp("real")
     steps = _steps(folder)
     for each in {step["folder"] for step in steps}:
@@ -214,7 +217,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         if step.get("path") == "model_specs/t5.yaml":
             step["text"] = (specs / "t5.yaml").read_text(encoding="utf-8")
     (folder / "steps.json").write_text(json.dumps(steps))
-    command = [sys.executable, str(Path(__file__).with_name("driver.py")), "steps.json", "results.json"]
+    driver = str(Path(__file__).with_name("driver.py"))
+    command = [warm_python.executable, driver, "steps.json", "results.json"]
     process = subprocess.run(
         command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=900, check=False
     )
@@ -309,8 +313,9 @@ def _plain(line: str) -> str:
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project with the specs that the pages name, all of them fine."""
+def project(tmp_path: Path, warm_plugin: WarmPython) -> Path:
+    """A project with the specs that the pages name, all of them fine, and our two commands."""
+    _tools(tmp_path, warm_plugin.executable)
     (tmp_path / "conftest.py").write_text(_CONFTEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     for name in ("llama", "tiny_llama", "bert", "t5"):
@@ -326,18 +331,22 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _shell(command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """`command` as a shell runs it, with our two commands on the path."""
+def _tools(folder: Path, python: str) -> None:
+    """Our two commands, as pip writes them."""
     tools = folder / ".tools"
-    tools.mkdir(exist_ok=True)
+    tools.mkdir()
     for name, module in (("pytest", "pytest"), ("exportcheck", "pytest_exportcheck.cli")):
         # `python -m pytest` would put the current folder on sys.path, which `pytest` does not.
         code = f"import sys; from {module} import main; sys.exit(main())"
         if name == "pytest":
             code = "import sys; from pytest import console_main; sys.exit(console_main())"
-        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')
+        (tools / name).write_text(f'#!/bin/sh\nexec {shlex.quote(python)} -c "{code}" "$@"\n')
         (tools / name).chmod(0o755)
-    environment = {**_environment(), "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", **more}
+
+
+def _shell(command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """`command` as a shell runs it, with our two commands on the path."""
+    environment = {**_environment(), "PATH": f"{folder / '.tools'}{os.pathsep}{os.environ['PATH']}", **more}
     return subprocess.run(
         ["bash", "-eo", "pipefail", "-c", command],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False,

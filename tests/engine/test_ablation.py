@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,6 +20,9 @@ from pytest_exportcheck.pipeline import SpecRun
 from pytest_exportcheck.reports.ablation import ablation_lines, as_markdown
 
 from .helpers import make_run
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 #: A model whose `branch` cannot be exported, and patches of every kind for it.
 NET = """
@@ -405,7 +408,7 @@ def test_the_command(
     assert main(["patches", "--exporter", "onnx-dynamo"]) == 2
 
 
-def test_the_command_does_not_repeat_what_torch_says(tmp_path: Path) -> None:
+def test_the_command_does_not_repeat_what_torch_says(tmp_path: Path, warm_python: WarmPython) -> None:
     """In a process of its own: log handlers hold the stream that was there first."""
     source = """
     import logging, warnings
@@ -426,7 +429,8 @@ def test_the_command_does_not_repeat_what_torch_says(tmp_path: Path) -> None:
         return [((torch.ones(2, 3) * sign,), {}) for sign in (1, -1)]
     """
     make_run(tmp_path, source, "matrix: {exporters: [torch-export]}\n")
-    command = [sys.executable, "-c", "import sys; from pytest_exportcheck.cli import main; sys.exit(main())"]
+    code = "import sys; from pytest_exportcheck.cli import main; sys.exit(main())"
+    command = [warm_python.executable, "-c", code]
     done = subprocess.run(
         [*command, "patches", "--ablate", "net.yaml", "--mode", "rewrite"],
         cwd=tmp_path, capture_output=True, text=True, check=False,

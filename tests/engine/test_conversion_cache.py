@@ -11,6 +11,7 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,43 @@ class Runs:
         return found
 
 
+@dataclass(frozen=True)
+class Once:
+    """The folder of a spec after one run with a cache, and the record of that run."""
+
+    folder: Path
+    source: str
+    record: dict[str, Any]
+
+    def again(self, folder: Path) -> Runs:
+        """To be run from another folder, which a cache does not mind."""
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        return Runs(folder, self.source)
+
+
+def _once(folder: Path, source: str) -> Once:
+    return Once(folder, source, Runs(folder, source)())
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    return _once(tmp_path_factory.mktemp("once"), NET)
+
+
+@pytest.fixture(scope="module")
+def other_once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    return _once(tmp_path_factory.mktemp("other"), OTHER)
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> Runs:
     return Runs(tmp_path)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, once: Once) -> Runs:
+    """What `runs` is after its first run."""
+    return once.again(tmp_path)
 
 
 def test_a_second_run_converts_nothing(runs: Runs, converted: list[str], opened: list[bytes]) -> None:
@@ -122,16 +157,15 @@ def test_weights_of_another_dtype(tmp_path: Path, dtype: str, opened: list[bytes
     assert len(set(map(without_sources, opened))) == 1
 
 
-def test_an_entry_is_json_and_onnx_without_weights_and_paths(runs: Runs, tmp_path: Path) -> None:
-    runs()
-    data = runs.entry().read_bytes()
-    with zipfile.ZipFile(runs.entry()) as archive:
+def test_an_entry_is_json_and_onnx_without_weights_and_paths(kept: Runs, tmp_path: Path) -> None:
+    data = kept.entry().read_bytes()
+    with zipfile.ZipFile(kept.entry()) as archive:
         assert archive.namelist() == ["manifest.json", "model.onnx"]
         manifest = json.loads(archive.read("manifest.json"))
         model = onnx.load_from_string(archive.read("model.onnx"))
     for path in (tmp_path, Path(torch.__file__).parent, Path(__file__).parent, Path.home()):
         assert str(path).encode() not in data
-    run = SpecRun(runs.spec)
+    run = SpecRun(kept.spec)
     weights = dict(run.model("cpu", "float32").named_parameters())
     assert weights["linear.bias"].detach().numpy().tobytes() not in data
     assert set(manifest["weights"].values()) >= {"linear.bias"}
@@ -198,24 +232,22 @@ def change_variable(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda change: change.__name__.removeprefix("change_"),
 )
 def test_one_difference_is_enough(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, change: Callable[[Runs, pytest.MonkeyPatch], None]
+    kept: Runs, monkeypatch: pytest.MonkeyPatch, change: Callable[[Runs, pytest.MonkeyPatch], None]
 ) -> None:
-    runs()
-    change(runs, monkeypatch)
-    runs.spec = load_spec(runs.spec.path, runs.spec.path.parent)
-    record = runs()
+    change(kept, monkeypatch)
+    kept.spec = load_spec(kept.spec.path, kept.spec.path.parent)
+    record = kept()
     assert record["conversion"] == "new"
     assert "cache_notes" not in record, "it is nobody's fault"
-    assert len(runs.entries()) == 2
+    assert len(kept.entries()) == 2
 
 
-def test_conftest_files_and_warnings_that_are_errors_are_differences(runs: Runs) -> None:
-    runs()
-    assert runs(salt="a conftest file")["conversion"] == "new"
+def test_conftest_files_and_warnings_that_are_errors_are_differences(kept: Runs) -> None:
+    assert kept(salt="a conftest file")["conversion"] == "new"
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "nobody says this")
-        assert runs()["conversion"] == "new"
-    assert runs()["conversion"] == "cached"
+        assert kept()["conversion"] == "new"
+    assert kept()["conversion"] == "cached"
 
 
 def test_functions_of_the_users_are_not_kept(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,35 +357,30 @@ HOSTILE = [
 
 @pytest.mark.parametrize("damage", HOSTILE, ids=lambda damage: damage.__name__)
 def test_what_is_not_right_is_ignored_with_a_word(
-    runs: Runs, tmp_path: Path, damage: Callable[[Path, Path], None]
+    kept: Runs, once: Once, other_once: Once, tmp_path: Path, damage: Callable[[Path, Path], None]
 ) -> None:
-    first = runs()
-    path = runs.entry()
-    (tmp_path / "other").mkdir()
-    others = Runs(tmp_path / "other", OTHER)
-    others()
-    damage(path, others.entry())
-    second = runs()
+    path = kept.entry()
+    damage(path, other_once.again(tmp_path / "other").entry())
+    second = kept()
     assert second["conversion"] == "new"
     (note,) = second.pop("cache_notes")
     assert note.startswith(f"{path} is ignored: ")
     assert "\n" not in note
-    assert judged(first) == judged(second)
-    assert runs()["conversion"] == "cached", "the new one took its place"
+    assert judged(once.record) == judged(second)
+    assert kept()["conversion"] == "cached", "the new one took its place"
 
 
-def test_a_flipped_bit_anywhere_is_noticed_or_harmless(runs: Runs) -> None:
+def test_a_flipped_bit_anywhere_is_noticed_or_harmless(kept: Runs) -> None:
     """Some bytes of the archive say nothing (a time of day); all others are checked."""
-    runs()
-    path = runs.entry()
-    run = SpecRun(runs.spec)
+    path = kept.entry()
+    run = SpecRun(kept.spec)
     weights = {
         **dict(run.model("cpu", "float32").named_parameters()),
         **dict(run.model("cpu", "float32").named_buffers()),
     }
     with zipfile.ZipFile(path) as archive:
         manifest, right = json.loads(archive.read("manifest.json")), archive.read("model.onnx")
-    cache = ConversionCache(runs.folder, 10**9)
+    cache = ConversionCache(kept.folder, 10**9)
     assert cache.path(manifest["key"]) == path
 
     def model_of(found: Any) -> bytes:
@@ -374,12 +401,11 @@ def test_a_flipped_bit_anywhere_is_noticed_or_harmless(runs: Runs) -> None:
     assert ignored > 250
 
 
-def test_a_folder_in_its_place(runs: Runs) -> None:
-    runs()
-    path = runs.entry()
+def test_a_folder_in_its_place(kept: Runs) -> None:
+    path = kept.entry()
     path.unlink()
     path.mkdir()
-    record = runs()
+    record = kept()
     assert record["conversion"] == "new"
     assert f"{path} is ignored: " in record["cache_notes"][0]
     assert "keeps no conversions" in record["cache_notes"][1]
@@ -445,13 +471,12 @@ def test_its_size_is_bounded(tmp_path: Path) -> None:
     assert runs(salt="fifth")["conversion"] == "new", "one that does not fit is not kept"
 
 
-def test_what_a_killed_process_left_is_removed(runs: Runs) -> None:
-    runs()
-    fresh, stale = (runs.entry().parent / name for name in (".a.new", ".b.new"))
+def test_what_a_killed_process_left_is_removed(kept: Runs) -> None:
+    fresh, stale = (kept.entry().parent / name for name in (".a.new", ".b.new"))
     for file in (fresh, stale):
         file.write_bytes(b"half")
     os.utime(stale, (1, 1))
-    runs(salt="another")
+    kept(salt="another")
     assert fresh.exists()
     assert not stale.exists()
 
@@ -469,23 +494,22 @@ def test_a_folder_that_cannot_be_written_is_said_once(runs: Runs, tmp_path: Path
     assert not any("keeps no conversions" in note for note in again)
 
 
-def test_many_at_once(runs: Runs) -> None:
+def test_many_at_once(kept: Runs) -> None:
     """Readers see a whole entry or none, whoever writes."""
-    runs()
-    path = runs.entry()
-    run = SpecRun(runs.spec)
+    path = kept.entry()
+    run = SpecRun(kept.spec)
     model = run.model("cpu", "float32")
     weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with zipfile.ZipFile(path) as archive:
         key = json.loads(archive.read("manifest.json"))["key"]
-    cache = ConversionCache(runs.folder, 10**9)
+    cache = ConversionCache(kept.folder, 10**9)
     found, _ = cache.read(key, weights)
     assert found is not None
     comparison = Comparison("seq > 32", ("seq",), "", False, "_0 > 32")
     problems: list[Any] = []
 
     def work() -> None:
-        own = ConversionCache(runs.folder, 10**9)
+        own = ConversionCache(kept.folder, 10**9)
         for _ in range(15):
             mine, _ = cache.read(key, weights)
             assert mine is not None
@@ -501,8 +525,8 @@ def test_many_at_once(runs: Runs) -> None:
     for thread in threads:
         thread.join()
     assert problems == []
-    assert [each.name for each in runs.entry().parent.glob("*.conversion")] == [path.name]
-    assert not list(runs.folder.glob("*/*.new"))
+    assert [each.name for each in kept.entry().parent.glob("*.conversion")] == [path.name]
+    assert not list(kept.folder.glob("*/*.new"))
     decided = cache.read(key, weights)[0].decided  # type: ignore[union-attr]
     assert list(decided) == ["", "broken"]
     (read,) = decided["broken"]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_exportcheck.pytrees import register_flattening_functions
 from pytest_exportcheck.pytrees.registration import registered_classes
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 
 def _named(name: str) -> list[str]:
@@ -25,7 +28,9 @@ def test_ours_says_whose_it_is() -> None:
     assert _named("DynamicCache") == []
 
 
-def test_the_layout_of_executorch_is_named_replaced_and_put_back(tmp_path: Path) -> None:
+def test_the_layout_of_executorch_is_named_replaced_and_put_back(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """It breaks every ONNX export of a cached model in the process; not ours."""
     script = textwrap.dedent(
         """
@@ -61,7 +66,7 @@ def test_the_layout_of_executorch_is_named_replaced_and_put_back(tmp_path: Path)
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
+        [warm_python.executable, "-c", script, str(tmp_path)],
         capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -74,33 +79,35 @@ def test_the_layout_of_executorch_is_named_replaced_and_put_back(tmp_path: Path)
     assert "call torch.onnx.export inside register_flattening_functions()" in lines[-1]
 
 
-def test_what_an_import_registers_stays() -> None:
+def test_what_an_import_registers_stays(warm_python: WarmPython) -> None:
     """Outputs of transformers' models are registered when their class is defined, and never again."""
     script = textwrap.dedent(
         """
+        import sys
         from torch.utils import _pytree
         import transformers.cache_utils
         from pytest_exportcheck.pytrees.registration import (
             register_flattening_functions, without_our_flattening
         )
 
+        assert "transformers.models.clip.modeling_clip" not in sys.modules
         with register_flattening_functions(), without_our_flattening():
             from transformers.models.clip.modeling_clip import CLIPOutput
         assert CLIPOutput in _pytree.SUPPORTED_NODES
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run([warm_python.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_the_command_says_who_registered_what(tmp_path: Path) -> None:
+def test_the_command_says_who_registered_what(tmp_path: Path, warm_python: WarmPython) -> None:
     """A mode of the user's is imported first, and whatever it registers is shown."""
     (tmp_path / "mine.py").write_text(
         "from transformers.integrations.executorch import register_dynamic_cache_export_support\n"
         "register_dynamic_cache_export_support()\n"
         "patches = {'torch.nn.functional.mish': lambda input: input}\n"
     )
-    command = [sys.executable, "-m", "pytest_exportcheck.cli", "patches", "--pytrees"]
+    command = [warm_python.executable, "-m", "pytest_exportcheck.cli", "patches", "--pytrees"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,9 @@ from pytest_exportcheck.cli import main
 from pytest_exportcheck.errors import PatchError
 from pytest_exportcheck.patches.lock import LOCK, lint, lock_of, read_lock, write_lock
 from pytest_exportcheck.patches.patch import Patch
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 
 @pytest.fixture
@@ -274,11 +277,12 @@ patches = [
 _TARGET = "def attend(x, scale):\n    return x * scale\n\n\ndef grown(x):\n    return x\n"
 
 
-def test_what_drifted_since_the_lock_of_a_users_mode(tmp_path: Path) -> None:
+def test_what_drifted_since_the_lock_of_a_users_mode(tmp_path: Path, warm_python: WarmPython) -> None:
     """Written with one version of a package, read with another: a process each."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "pytest_exportcheck.cli", "patches", "--mode", "mine.py:patches"]
+        mode = ["patches", "--mode", "mine.py:patches"]
+        command = [warm_python.executable, "-m", "pytest_exportcheck.cli", *mode]
         path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
         done = subprocess.run(
             [*command, *arguments], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path},

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,9 @@ from pytest_exportcheck.cli import main
 from pytest_exportcheck.pipeline import SpecRun, run_case
 from pytest_exportcheck.spec import load_spec
 from pytest_exportcheck.spec.imports import load_object, sibling_imports
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 _FILES = {
     "helpers_beside.py": "def scale(x):\n    return x * 2\n",
@@ -135,25 +138,26 @@ def test_a_package_of_an_environment_below_the_folder_is_no_sibling(
     assert sys.modules["lazy_beside.part"] is lazy_beside.part
 
 
-def _patches(where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "import sys; from pytest_exportcheck.cli import main; sys.exit(main())"]
+def _patches(python: str, where: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [python, "-c", "import sys; from pytest_exportcheck.cli import main; sys.exit(main())"]
     return subprocess.run(
         [*command, "patches", *arguments], cwd=where, capture_output=True, text=True, check=False
     )
 
 
 @pytest.mark.parametrize("where", [".", ".."])
-def test_the_command_finds_what_a_run_finds(folder: Path, where: str) -> None:
+def test_the_command_finds_what_a_run_finds(folder: Path, where: str, warm_python: WarmPython) -> None:
+    python = warm_python.executable
     place = (folder / where).resolve()
     prefix = "" if where == "." else f"{folder.name}/"
     mode = ("--mode", f"{prefix}patches_beside.py:function")
-    done = _patches(place, *mode, "--diff")
+    done = _patches(python, place, *mode, "--diff")
     assert done.returncode == 0, done.stderr
     assert "-    return x * 2\n" in done.stdout
     assert "+    return x + x\n" in done.stdout
-    assert _patches(place, *mode, "--update-lock").returncode == 0
+    assert _patches(python, place, *mode, "--update-lock").returncode == 0
     assert all(json.loads((folder / "patches.lock.json").read_text())["modes"].values())
-    assert _patches(place, *mode, "--lint").returncode == 0
+    assert _patches(python, place, *mode, "--lint").returncode == 0
 
 
 def test_a_mistyped_target_has_a_suggestion(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,9 @@ class Project:
         Arguments of every run, such as ``-n2``.
     in_process:
         Whether runs may share this process.
+    interpreter:
+        Starts workers, fresh processes, and pytest where it may not share this process, as forks of one
+        that has imported the plugin; without it they are new interpreters.
     warm:
         Runs pytest over the real engine, if they may share what it imports.
     """
@@ -53,13 +56,20 @@ class Project:
     in_process = True
     warm: WarmPython | None = None
 
-    def __init__(self, pytester: pytest.Pytester, args: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, pytester: pytest.Pytester, args: tuple[str, ...] = (), interpreter: WarmPython | None = None
+    ) -> None:
         self.pytester = pytester
         self.args = args
+        self.interpreter = interpreter
         # A failure of these runs is what is tested; confirming it would take a process more for each.
+        self.ini("exportcheck_confirm = false")
+
+    def ini(self, *lines: str) -> None:
+        """Write the configuration file of pytest anew."""
         # The plugin of hypothesis is half of what a bare pytest takes to start and to end.
-        addopts = "--strict-markers -p no:hypothesispytest"
-        pytester.makeini(f"[pytest]\naddopts = {addopts}\nexportcheck_confirm = false\n")
+        addopts = "addopts = --strict-markers -p no:hypothesispytest"
+        self.pytester.makeini("\n".join(["[pytest]", addopts, *lines, ""]))
 
     def fake(self, more: str = "") -> None:
         """Use the fake engine."""
@@ -115,14 +125,15 @@ class Project:
             given = (*given, "specs")
         if self.warm is not None:
             return self.warm.pytest(given, timeout=120)
-        if self.in_process:
-            # Each run collects garbage, of all that torch imported if this process has seen it: seconds.
-            gc.freeze()
-            try:
-                return self.pytester.runpytest_inprocess(*given)
-            finally:
-                gc.unfreeze()
-        return self.pytester.runpytest_subprocess(*given, timeout=120)
+        if not self.in_process:
+            if self.interpreter is not None:
+                # Its workers have it as their parent, as users' workers have.
+                return self.interpreter.pytest(given, timeout=120, alone=True)
+            return self.pytester.runpytest_subprocess(*given, timeout=120)
+        with pytest.MonkeyPatch.context() as patch:
+            if self.interpreter is not None:
+                patch.setattr(sys, "executable", self.interpreter.executable)
+            return self.pytester.runpytest_inprocess(*given)
 
     def report(self, path: str = "report.json") -> list[dict[str, Any]]:
         """The cases of a JSON report."""
@@ -151,18 +162,20 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def project(pytester: pytest.Pytester) -> Project:
+def project(pytester: pytest.Pytester, warm_plugin: WarmPython) -> Project:
     """A project with the fake engine, run in one process."""
-    made = Project(pytester)
+    made = Project(pytester, interpreter=warm_plugin)
     made.fake()
     return made
 
 
 @pytest.fixture(params=["-n0", "-n2"])
-def any_project(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Project:
+def any_project(
+    pytester: pytest.Pytester, request: pytest.FixtureRequest, warm_plugin: WarmPython
+) -> Project:
     """The same, once in one process and once with two xdist workers."""
     if request.param != "-n0":
         pytest.importorskip("xdist")
-    made = Project(pytester, (request.param,))
+    made = Project(pytester, (request.param,), warm_plugin)
     made.fake()
     return made

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from .conftest import Project
@@ -132,7 +130,9 @@ def test_ini_and_bad_values(project):
 
 
 def command(project: Project, *args: str) -> pytest.RunResult:
-    return project.pytester.run(sys.executable, "-m", "pytest_exportcheck.cli", "diagnose", *args)
+    assert project.interpreter is not None
+    python = project.interpreter.executable
+    return project.pytester.run(python, "-m", "pytest_exportcheck.cli", "diagnose", *args)
 
 
 def test_the_command(project):

@@ -19,14 +19,14 @@ EXPORTERS = ("torch-export", "onnx-dynamo", "onnx-torchscript", "torch-export-st
 @pytest.fixture
 def project(project):
     """With confirmation, as users have it."""
-    project.pytester.makeini("[pytest]\naddopts = --strict-markers\n")
+    project.ini()
     return project
 
 
 @pytest.fixture
 def any_project(any_project):
     """The same."""
-    any_project.pytester.makeini("[pytest]\naddopts = --strict-markers\n")
+    any_project.ini()
     return any_project
 
 
@@ -230,7 +230,7 @@ def test_confirmation_can_be_turned_off(project, how):
     project.fake(COUNTED)
     project.spec("a", kwargs={"do": {"torch-export": "export"}})
     if how == "ini":
-        project.pytester.makeini("[pytest]\nexportcheck_confirm = false\n")
+        project.ini("exportcheck_confirm = false")
     project.run("--exportcheck-report=report.json", *(["--no-confirm"] if how == "option" else []))
     assert project.report()[1]["verdict"] == "fail export"
     assert "confirmed" not in project.report()[1]
@@ -440,7 +440,7 @@ sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(
 )
 def test_time_limits_that_are_none(project, ini, args, message):
     project.spec("a")
-    project.pytester.makeini(f"[pytest]\n{ini}\n")
+    project.ini(ini)
     result = project.run(*args)
     result.stderr.fnmatch_lines([f"*{message}"])
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -448,10 +448,10 @@ def test_time_limits_that_are_none(project, ini, args, message):
 
 def test_ini_twins(project):
     project.spec("a", kwargs={"do": {"torch-export": "hang"}})
-    project.pytester.makeini("[pytest]\nexportcheck_stage_timeout = 2\n")
+    project.ini("exportcheck_stage_timeout = 2")
     project.run("--exportcheck-report=report.json")
     assert project.report()[1]["verdict"] == "timeout export"
-    project.pytester.makeini("[pytest]\nexportcheck_isolate = true\n")
+    project.ini("exportcheck_isolate = true")
     project.spec("a", kwargs={"do": {"torch-export": "abort"}})
     project.run("--exportcheck-report=report.json")
     assert project.report()[1]["verdict"] == "crash export"

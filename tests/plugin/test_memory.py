@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import pytest_exportcheck.memory as memory
 from pytest_exportcheck.memory import StagePeaks, peak_rss_mb
+
+if TYPE_CHECKING:
+    from tests.warm_python import WarmPython
 
 _MODELS = """
 import torch
@@ -83,7 +86,9 @@ def _spec(folder: Path, name: str, fault: str, exporters: list[str], more: str =
     )
 
 
-def test_nothing_of_a_spec_is_alive_when_the_next_one_begins(pytester: pytest.Pytester) -> None:
+def test_nothing_of_a_spec_is_alive_when_the_next_one_begins(
+    pytester: pytest.Pytester, warm_python: WarmPython
+) -> None:
     specs = pytester.path / "specs"
     specs.mkdir()
     (specs / "models.py").write_text(_MODELS)
@@ -97,9 +102,8 @@ def test_nothing_of_a_spec_is_alive_when_the_next_one_begins(pytester: pytest.Py
     pytester.makepyfile(test_users=_USERS, test_zlast="def test_last(): pass")
     order = ("passes", "refused", "expected", "wrong", "broken")
     paths = [f"specs/{name}.yaml" for name in order]
-    result = pytester.runpytest_subprocess(
-        "--exportcheck", "--no-confirm", "-k", "not dynamic_shapes", *paths, "test_users.py", "test_zlast.py"
-    )
+    args = ["--exportcheck", "--no-confirm", "-k", "not dynamic_shapes"]
+    result = warm_python.pytest([*args, *paths, "test_users.py", "test_zlast.py"], timeout=600)
     # A pass for each exporter, and the last two tests but the wrong one; the legacy one sees no branch.
     result.assert_outcomes(passed=7, failed=6, xfailed=1, deselected=5)
     lines = (pytester.path / "alive.jsonl").read_text().splitlines()
@@ -140,7 +144,9 @@ def test_without_a_mark_to_set_back_there_is_no_peak_of_a_stage(
     assert record["peak_rss_mb"] is None or record["peak_rss_mb"] > 0
 
 
-def test_the_failure_of_the_last_test_is_left_for_a_debugger(pytester: pytest.Pytester) -> None:
+def test_the_failure_of_the_last_test_is_left_for_a_debugger(
+    pytester: pytest.Pytester, warm_python: WarmPython
+) -> None:
     specs = pytester.path / "specs"
     specs.mkdir()
     (specs / "models.py").write_text(_MODELS)
@@ -153,5 +159,6 @@ def test_the_failure_of_the_last_test_is_left_for_a_debugger(pytester: pytest.Py
             print("left for pdb.pm:", type(sys.last_value).__name__)
         """
     )
-    result = pytester.runpytest_subprocess("--exportcheck", "--no-confirm", "-s", "-k", "export", "specs")
+    args = ["--exportcheck", "--no-confirm", "-s", "-k", "export", "specs"]
+    result = warm_python.pytest(args, timeout=120)
     result.stdout.fnmatch_lines("*left for pdb.pm: ObserveError*")

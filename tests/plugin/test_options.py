@@ -98,7 +98,7 @@ def pytest_exportcheck_patch_modes(config):
 
 def test_report_is_written_also_by_ini_and_when_interrupted(project):
     project.spec("a")
-    project.pytester.makeini("[pytest]\nexportcheck_report = out/r.json\n")
+    project.ini("exportcheck_report = out/r.json")
     project.run().stdout.fnmatch_lines(["*report: out/r.json"])
     assert len(project.report("out/r.json")) == 2
     project.in_process = False

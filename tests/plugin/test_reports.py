@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import subprocess
-import sys
 import time
 from collections import Counter
 from xml.etree import ElementTree
@@ -78,7 +77,7 @@ def test_records_of_dead_workers_and_of_failures_that_depend_on_history(project)
     pytest.importorskip("xdist")
     project.spec("a", kwargs={"do": {"onnx-dynamo": "os._exit"}}, exporters=("onnx-dynamo", "torch-export"))
     project.spec("b", kwargs={"do": {"torch-export": "first export compare"}})
-    project.pytester.makeini("[pytest]\n")
+    project.ini()
     project.run("-n1", "--exportcheck-report=report.json")
     data = validated(project)
     assert [case["verdict"] for case in data["cases"]] == [
@@ -162,9 +161,7 @@ def test_markdown_and_html_by_option_and_by_ini(project):
     assert '      reproduce: pytest --exportcheck "specs/a.yaml::test_export[' in text
     page = (project.pytester.path / "out" / "page.html").read_text()
     assert "compare went wrong" in page
-    project.pytester.makeini(
-        "[pytest]\nexportcheck_confirm = false\nexportcheck_markdown = n.md\nexportcheck_html = p.html\n"
-    )
+    project.ini("exportcheck_confirm = false", "exportcheck_markdown = n.md", "exportcheck_html = p.html")
     project.run()
     assert (project.pytester.path / "n.md").exists()
     assert (project.pytester.path / "p.html").exists()
@@ -185,7 +182,7 @@ def test_html_without_its_packages_is_refused_before_the_run(project, monkeypatc
 
 def test_the_step_summary_can_be_turned_off(project, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.pytester.path / "summary.md"))
-    project.pytester.makeini("[pytest]\nexportcheck_step_summary = false\n")
+    project.ini("exportcheck_step_summary = false")
     project.spec("a")
     project.run()
     assert not (project.pytester.path / "summary.md").exists()
@@ -392,7 +389,8 @@ def on_a_terminal(project: Project, *args: str) -> str:
     """What pytest writes to a terminal of 120 columns."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    command = [sys.executable, "-m", "pytest", "--exportcheck", *project.args, *args, "specs"]
+    assert project.interpreter is not None
+    command = [project.interpreter.executable, "-m", "pytest", "--exportcheck", *project.args, *args, "specs"]
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=project.pytester.path, env=environment
     )

@@ -33,7 +33,7 @@ def test_the_cache_reaches_the_engine(any_project, monkeypatch, tmp_path):
         log.write_text("")
         assert project.run(*args).ret == 0
         assert opened(log) == {text}
-    project.pytester.makeini("[pytest]\nexportcheck_cache = from_ini\nexportcheck_cache_size = 3\n")
+    project.ini("exportcheck_cache = from_ini", "exportcheck_cache_size = 3")
     log.write_text("")
     project.run()
     assert opened(log) == {"a, cache from_ini 3000000"}
@@ -46,7 +46,7 @@ def test_what_the_cache_options_refuse(project):
     usage_error(
         project.run("--exportcheck-cache-size=-1"), "--exportcheck-cache-size -1.0: expected megabytes"
     )
-    project.pytester.makeini("[pytest]\nexportcheck_cache_size = much\n")
+    project.ini("exportcheck_cache_size = much")
     usage_error(project.run(), "exportcheck_cache_size: 'much' is not a number of megabytes")
 
 
@@ -139,7 +139,8 @@ def test_runs_with_a_cache(real, warm_python, workers):
     args += ["--exportcheck-cache=kept", "specs"]
 
     def run(*more: str) -> tuple[list[str], dict[str, str]]:
-        result = warm_python.pytest([*args, *more], timeout=600, alone=True)
+        # Workers in new interpreters, as users have them; what `-n0` starts is warm.
+        result = warm_python.pytest([*args, *more], timeout=600, alone=workers != "-n0")
         validated(real)
         reused = [
             line
@@ -182,7 +183,7 @@ def test_fresh_processes_and_no_share_know_of_no_cache(real, warm_python):
     args = ["--exportcheck", "-k", "test_export and onnx", "--exportcheck-report=report.json"]
     args += ["--exportcheck-cache=kept", "specs/net.yaml"]
     for more, conversion in (("--isolate", "new"), ("--no-share", "")):
-        result = warm_python.pytest([*args, more], timeout=600, alone=True)
+        result = warm_python.pytest([*args, more], timeout=600)
         assert set(real.verdicts().values()) == {"pass"}
         assert set(conversions(real, "net").values()) == {conversion}
         result.stdout.no_fnmatch_line("same graph*")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -362,8 +361,8 @@ def test_what_is_no_report_is_refused_with_its_name(tmp_path, content, message):
     assert str(path) in str(error.value)
 
 
-def _command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest_exportcheck.cli", *arguments]
+def _command(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [python, "-m", "pytest_exportcheck.cli", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
@@ -371,20 +370,21 @@ def _write(path: Path, *cases, **packages) -> None:
     path.write_text(json.dumps({"schema": 1, "environment": {"packages": packages}, "cases": cases}))
 
 
-def test_the_commands(tmp_path):
+def test_the_commands(tmp_path, warm_plugin):
+    python = warm_plugin.executable
     _write(tmp_path / "a.json", record("a", "onnx-dynamo"))
     _write(tmp_path / "b.json", record("b", "onnx-dynamo"))
-    done = _command(tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
+    done = _command(python, tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "all.json: 2 cases of 2 reports: 2 pass\n"
     _write(tmp_path / "now.json", record("a", "onnx-dynamo", "fail run"), record("b", "onnx-dynamo"))
-    done = _command(tmp_path, "compare", "all.json", "now.json")
+    done = _command(python, tmp_path, "compare", "all.json", "now.json")
     assert done.returncode == 1
     assert "pass -> fail run" in done.stdout
-    done = _command(tmp_path, "compare", "all.json", "all.json", "--format", "markdown", "-o", "c.md")
+    done = _command(python, tmp_path, "compare", "all.json", "all.json", "--format", "markdown", "-o", "c.md")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert "nothing got worse" in (tmp_path / "c.md").read_text()
-    done = _command(tmp_path, "compare", "all.json", "nowhere.json")
+    done = _command(python, tmp_path, "compare", "all.json", "nowhere.json")
     assert (done.returncode, done.stdout, done.stderr) == (
         2, "", "exportcheck: nowhere.json: No such file or directory\n",
     )  # fmt: skip
