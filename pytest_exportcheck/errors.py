@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .spec.nodes import Document
 
 __all__ = [
+    "BELOW_NOISE",
     "COMPARISON",
     "STAGES",
     "TEST",
@@ -43,6 +44,10 @@ TEST = "test"
 
 #: Not a stage either: a comparison of the user's own broke, and judged nothing.
 COMPARISON = "comparison"
+
+
+#: In the facts of a failure: places of tolerances below eager's own noise, if it is due to nothing else.
+BELOW_NOISE = "below_noise"
 
 
 class ExportCheckError(Exception):

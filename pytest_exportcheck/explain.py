@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .diagnose.causes import Cause, causes_of_text
-from .errors import ComparisonError, ExportCheckError, HistoryError, StageTimeoutError
+from .errors import BELOW_NOISE, ComparisonError, ExportCheckError, HistoryError, StageTimeoutError
 from .fresh.messages import Explain, Failure, Work
 from .reports.artifacts import artifacts_folder
 
@@ -87,6 +87,8 @@ def _causes(running: RunningCase, error: ExportCheckError) -> list[Cause]:
     return causes_of_text(text, error.stage, running.planned.case.dtype, fresh)
 
 
+_TIGHT = "the tolerance is below eager's own noise, and no step of the export is to blame"
+
 _NOT_DIAGNOSED: dict[type[ExportCheckError], str] = {
     HistoryError: "it depends on history",
     StageTimeoutError: "the case would hang again",
@@ -99,6 +101,8 @@ def _diagnose(
 ) -> tuple[str, list[str], dict[str, Any] | None]:
     """(the verdict, all lines, the record or ``None`` if there is none)."""
     why = next((why for cls, why in _NOT_DIAGNOSED.items() if isinstance(error, cls)), None)
+    if why is None and BELOW_NOISE in error.facts:
+        why = _TIGHT
     if why is not None:
         verdict = f"not diagnosed: {why}"
         return verdict, [verdict], None

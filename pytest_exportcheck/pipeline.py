@@ -25,6 +25,7 @@ from .checks.remains import TraceRemains
 from .checks.sizes import check_other_sizes
 from .checks.state import Held, differences, kept_gradients, model_state
 from .errors import (
+    BELOW_NOISE,
     CompareError,
     ComparisonError,
     ConvertError,
@@ -487,7 +488,8 @@ def _run_observed(
         try:
             check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
         except (RunError, CompareError) as error:
-            error.details += captured.on_observed_calls()
+            if BELOW_NOISE not in error.facts:
+                error.details += captured.on_observed_calls()
             raise
         stages("resize")
         captures = request.captures
