@@ -21,6 +21,7 @@ from _pytest._code.code import (
 from .errors import ExportCheckError
 from .filepaths import relative_text
 from .reports.record import plain_text
+from .reports.torch_advice import left_out, without_advice
 
 __all__ = [
     "accept_command",
@@ -57,12 +58,11 @@ def representation(
     )
 
 
-def error_lines(error: ExportCheckError) -> list[str]:
-    """``stage compare: ...`` and the details, indented."""
-    return [
-        error.headline,
-        *(f"  {line}" for detail in error.details for line in (detail.splitlines() or [""])),
-    ]
+def error_lines(error: ExportCheckError, advice: bool = True) -> list[str]:
+    """``stage compare: ...`` and the details, indented; `advice`: torch's own too."""
+    details = [line for detail in error.details for line in (detail.splitlines() or [""])]
+    shown = details if advice else without_advice(details)
+    return [error.headline, *(f"  {line}" for line in (*shown, *left_out(len(details) - len(shown))))]
 
 
 def update_line(config: pytest.Config, nodeid: str) -> str:

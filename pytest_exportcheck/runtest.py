@@ -300,7 +300,8 @@ def _rewrite(
         return
     if not isinstance(error, ExportCheckError):
         return
-    lines = error_lines(error) if above is None else [error.headline, f"  as above: {above}"]
+    verbose = item.config.getoption("verbose", 0) >= 2
+    lines = error_lines(error, advice=verbose) if above is None else [error.headline, f"  as above: {above}"]
     if explanation is not None and above is None:
         lines += explanation.lines
     if expected is not None and report.failed and not item.config.getoption("runxfail"):
@@ -309,7 +310,7 @@ def _rewrite(
         lines.append(update_line(item.config, report.nodeid))
     before = running.record["history"]["before"] if isinstance(error, HistoryError) else []
     lines.append(reproduce_line(item.config, report.nodeid, _named(before)))
-    traceback = report.longrepr if item.config.getoption("verbose", 0) >= 2 else None
+    traceback = report.longrepr if verbose else None
     kind = type(error).__name__
     report.longrepr = shown = representation(running.file, running.line, kind, lines, traceback, one_line)
     if explanation is not None and explanation.diagnosis and not one_line:
