@@ -29,7 +29,7 @@ __all__ = [
     "representation",
     "reproduce_command",
     "reproduce_line",
-    "update_line",
+    "update_command",
 ]
 
 
@@ -65,10 +65,10 @@ def error_lines(error: ExportCheckError, advice: bool = True) -> list[str]:
     return [error.headline, *(f"  {line}" for line in (*shown, *left_out(len(details) - len(shown))))]
 
 
-def update_line(config: pytest.Config, nodeid: str) -> str:
+def update_command(config: pytest.Config, nodeid: str) -> str:
     """The command that accepts the shapes of the test's spec."""
     path = _quote(_from_here(config, nodeid.split("::")[0]))
-    return f"accept:     pytest --exportcheck {_configuration(config, [nodeid])}{path} --update-shapes"
+    return f"pytest --exportcheck {_configuration(config, [nodeid])}{path} --update-shapes"
 
 
 def accept_command(config: pytest.Config, specs: Sequence[str], given: Sequence[str] | None) -> str:

@@ -24,7 +24,7 @@ from .errors import (
 )
 from .expectations import Expectation, expectation_for
 from .explain import Explanation, explain
-from .failures import error_lines, representation, reproduce_command, reproduce_line, update_line
+from .failures import error_lines, representation, reproduce_command, reproduce_line, update_command
 from .memory import release_failure
 from .plugin import session_of
 from .reports.artifacts import keep_artifacts
@@ -191,6 +191,8 @@ class CaseRunner:
         }
         if isinstance(error, ExportCheckError) and error.details:
             more["details"] = [line for detail in error.details for line in detail.splitlines()]
+        if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
+            more["accept"] = update_command(item.config, item.nodeid)
         expected = item.stash.get(_EXPECTED, None)
         if expected is not None:
             more["expected"] = {
@@ -307,7 +309,7 @@ def _rewrite(
     if expected is not None and report.failed and not item.config.getoption("runxfail"):
         lines.append(_unexpected(error, expected, spec_path))
     if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
-        lines.append(update_line(item.config, report.nodeid))
+        lines.append(f"accept:     {update_command(item.config, report.nodeid)}")
     before = running.record["history"]["before"] if isinstance(error, HistoryError) else []
     lines.append(reproduce_line(item.config, report.nodeid, _named(before)))
     traceback = report.longrepr if verbose else None

@@ -11,6 +11,7 @@ from .matrix import Matrix, cell_text, counts, is_case
 from .read import case_key, case_name
 from .reuse import reuse_lines
 from .torch_advice import without_advice
+from .totals import shapes_text
 
 __all__ = ["markdown", "markdown_cell"]
 
@@ -33,7 +34,8 @@ def markdown(
     """
     cases = [record for record in records if is_case(record)]
     ending = [f"{markdown_cell(note)}  " for note in (*notes, *reuse_lines(cases, every_case=False))]
-    head = ["## exportcheck", "", f"{counted(len(cases), 'case')}: {counts(cases)}", ""]
+    totals = [f"{counted(len(cases), 'case')}: {counts(cases)}", shapes_text(records)]
+    head = ["## exportcheck", "", ", ".join(filter(None, totals)), ""]
     matrix = Matrix.of(records)
     tables: list[str] = []
     for every_row in (True, False):
@@ -92,6 +94,7 @@ def _failure(record: Mapping[str, Any]) -> Iterator[str]:
         said.append(f"  ({left} of torch's own advice left out: the JSON report has them)")
     guilty = guilty_line(record)
     said += [f"diagnosis: {guilty}"] if guilty else []
+    said += [f"accept: {record['accept']}"] if said and record.get("accept") else []
     said += [f"reproduce: {record['reproduce']}"] if said and record.get("reproduce") else []
     if said:
         yield ""
