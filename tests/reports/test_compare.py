@@ -170,6 +170,51 @@ def test_cases_of_which_the_same_is_said_are_told_together():
     ]
 
 
+def test_a_case_is_told_once_with_all_that_changed():
+    before = report(*(record(name, "onnx-dynamo", nodes=10, model_bytes=100) for name in "abc"))
+    after = report(
+        record("a", "onnx-dynamo", "fail run", message="no kernel", nodes=20, model_bytes=300),
+        record("b", "onnx-dynamo", "fail run", message="no kernel", nodes=20),
+        record("c", "onnx-dynamo", nodes=20, model_bytes=300),
+        name="after.json",
+    )
+    found = compare(before, after)
+    text = as_text(found)
+    case = "specs/{}.yaml [cpu-float32-onnx-dynamo-none]"
+    assert text.splitlines()[3:-1] == [
+        "2 cases got worse, for 1 reason, 0 unchanged",
+        "",
+        "Got worse (2):",
+        "  2 cases: pass -> fail run: no kernel",
+        "    specs/a.yaml, specs/b.yaml [cpu-float32-onnx-dynamo-none]",
+        "    also: nodes 10 -> 20 (2.00x)",
+        f"    also, {case.format('a')}: size 100 -> 300 bytes (3.00x)",
+        "",
+        "Changed otherwise (1):",
+        f"  {case.format('c')}",
+        "    nodes 10 -> 20 (2.00x)",
+        "    size 100 -> 300 bytes (3.00x)",
+        "",
+    ]
+    assert text.splitlines()[-1].startswith("changes: 2 worse, 0 better, 5 neither")
+    shown = as_markdown(found).splitlines()
+    assert "  - also: nodes 10 -\\> 20 (2.00x)" in shown
+    assert "  - size 100 -\\> 300 bytes (3.00x)" in shown
+    assert sum("c.yaml" in line for line in shown) == 1
+
+
+def test_a_case_that_is_worse_and_better_is_worse():
+    before, after = (
+        report(record("a", "onnx-dynamo", outputs=[output(one, "x"), output(two, "y")]), name=name)
+        for one, two, name in ((1e-6, 1e-3, "before.json"), (1e-3, 1e-6, "after.json"))
+    )
+    text = as_text(compare(before, after))
+    assert "1 case got worse, for 1 reason, 0 unchanged" in text
+    assert "Got better" not in text
+    lines = text[text.index("Got worse (1):") :].splitlines()
+    assert [line.split(":")[0].strip() for line in lines[2:4]] == ["x", "y"]
+
+
 def test_a_reason_that_names_the_spec_is_told_once_and_the_most_cases_come_first():
     def fails(name, exporter, message):
         return record(name, exporter, "fail shapes", message=message)
