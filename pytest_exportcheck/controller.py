@@ -6,13 +6,13 @@ test reports, the only thing of a worker that survives its death.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .failures import from_here
 from .filepaths import relative_text
 from .goldens import Proposals, obsolete_goldens
 from .plurals import counted
@@ -287,7 +287,7 @@ class Controller:
             ("obsolete (--prune-shapes deletes them)", self.obsolete),
         ):
             for path in paths:
-                terminal.write_line(f"{what}: {path}")
+                terminal.write_line(f"{what}: {from_here(self._config, path)}")
         if self._session.options.prune and self.partial:
             terminal.write_line(f"nothing deleted: not a full run ({self.partial})")
         if comparison is not None:
@@ -301,7 +301,8 @@ class Controller:
         totals = [f"{text}{why}"] if (text := cases_text(self.records)) else []
         shapes = shapes_text(self.records, len(self.obsolete))
         totals += [shapes] if shapes else []
-        totals += [f"{what}: {_shown_path(path)}" for what, path in self._reports.written.items()]
+        here = self._config.invocation_params.dir
+        totals += [f"{what}: {relative_text(path, here)}" for what, path in self._reports.written.items()]
         return totals or ["no case ran"]
 
 
@@ -318,10 +319,3 @@ def _partial_selection(config: pytest.Config) -> str | None:
     if any(config.getoption(option) for option in ours):
         return "an axis is restricted"
     return None
-
-
-def _shown_path(path: Path) -> str:
-    try:
-        return Path(os.path.normpath(path)).relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return str(path)

@@ -26,6 +26,7 @@ from .reports.torch_advice import left_out, without_advice
 __all__ = [
     "accept_command",
     "error_lines",
+    "from_here",
     "representation",
     "reproduce_command",
     "reproduce_line",
@@ -67,7 +68,7 @@ def error_lines(error: ExportCheckError, advice: bool = True) -> list[str]:
 
 def update_command(config: pytest.Config, nodeid: str) -> str:
     """The command that accepts the shapes of the test's spec."""
-    path = _quote(_from_here(config, nodeid.split("::")[0]))
+    path = _quote(from_here(config, nodeid.split("::")[0]))
     return f"pytest --exportcheck {_configuration(config, [nodeid])}{path} --update-shapes"
 
 
@@ -76,7 +77,7 @@ def accept_command(config: pytest.Config, specs: Sequence[str], given: Sequence[
 
     `given`: paths of the command line that hold these specs and no other whose shapes would change.
     """
-    where = [_from_here(config, spec) for spec in specs] if given is None else given
+    where = [from_here(config, spec) for spec in specs] if given is None else given
     paths = "".join(f"{_quote(path)} " for path in where)
     return f"pytest --exportcheck {_configuration(config, specs)}{paths}--update-shapes"
 
@@ -96,23 +97,25 @@ def reproduce_command(config: pytest.Config, nodeid: str, before: Sequence[str] 
     if config.getoption("exportcheck_no_share"):
         flag += "--no-share "
     flag += _configuration(config, [*before, nodeid])
-    tests = " ".join(f'"{_from_here(config, each)}"' for each in (*before, nodeid))
+    tests = " ".join(f'"{from_here(config, each)}"' for each in (*before, nodeid))
     return f"pytest {flag}{tests}"
 
 
 def _configuration(config: pytest.Config, nodeids: Sequence[str]) -> str:
-    """Options for tests outside of the root directory, where pytest would find another configuration."""
+    """Options without which pytest would find another configuration: one was named, or tests are outside."""
     paths = [nodeid.partition("::")[0] for nodeid in nodeids]
-    if not any(path.startswith("../") or os.path.isabs(path) for path in paths):
+    outside = any(path.startswith("../") or os.path.isabs(path) for path in paths)
+    if not outside and config.getoption("inifilename", None) is None:
         return ""
     here = config.invocation_params.dir
     shown = [f"--rootdir={_quote(relative_text(config.rootpath, here))} "]
     if config.inipath is not None:
-        shown.append(f"-c {_quote(relative_text(config.inipath, here))} ")
+        file = str(config.inipath)
+        shown.append(f"-c {file if file == os.devnull else _quote(relative_text(config.inipath, here))} ")
     return "".join(shown)
 
 
-def _from_here(config: pytest.Config, nodeid: str) -> str:
+def from_here(config: pytest.Config, nodeid: str) -> str:
     """`nodeid` relative to where pytest was started, so that the command can be pasted there."""
     path, separator, rest = nodeid.partition("::")
     here = config.invocation_params.dir

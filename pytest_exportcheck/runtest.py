@@ -24,7 +24,14 @@ from .errors import (
 )
 from .expectations import Expectation, expectation_for
 from .explain import Explanation, explain
-from .failures import error_lines, representation, reproduce_command, reproduce_line, update_command
+from .failures import (
+    error_lines,
+    from_here,
+    representation,
+    reproduce_command,
+    reproduce_line,
+    update_command,
+)
 from .memory import release_failure
 from .plugin import session_of
 from .reports.artifacts import keep_artifacts
@@ -314,6 +321,7 @@ def _rewrite(
     lines.append(reproduce_line(item.config, report.nodeid, _named(before)))
     traceback = report.longrepr if verbose else None
     kind = type(error).__name__
-    report.longrepr = shown = representation(running.file, running.line, kind, lines, traceback, one_line)
+    file = from_here(item.config, running.file)
+    report.longrepr = shown = representation(file, running.line, kind, lines, traceback, one_line)
     if explanation is not None and explanation.diagnosis and not one_line:
         shown.addsection("diagnosis", plain_text("\n".join(explanation.diagnosis)), "-")

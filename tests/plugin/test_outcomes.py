@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 import pytest
@@ -113,6 +114,47 @@ def test_the_reproduction_is_relative_to_where_pytest_was_started(project, monke
     monkeypatch.chdir(project.pytester.path / "specs")
     result = project.run("vit.yaml", f"--rootdir={project.pytester.path}")
     result.stdout.fnmatch_lines(['E   reproduce:  pytest --exportcheck "vit.yaml::test_export*'])
+
+
+def test_all_paths_are_relative_to_where_pytest_was_started(project, monkeypatch):
+    root = project.pytester.path
+    project.spec("vit", kwargs={"do": {"torch-export": "export"}}, accepted=False)
+    project.golden("gone", "inputs: {}\n")
+    (root / "tox.ini").unlink()
+    (root / "specs" / "sub").mkdir()
+    (root / "other").mkdir()
+    (root / "conftest.py").rename(root / "specs" / "conftest.py")
+    for folder, to_specs in (("specs/sub", ".."), ("other", "../specs"), (".", "specs")):
+        monkeypatch.chdir(root / folder)
+        project.golden_path("vit").unlink(missing_ok=True)
+        # As `exportcheck validate` does.
+        given = (f"--rootdir={to_specs}", f"-c{os.devnull}", "--no-confirm", to_specs)
+        report = f"--exportcheck-report={to_specs}/report.json"
+        result = project.run("--update-shapes", report, *given)
+        result.stdout.fnmatch_lines(
+            [
+                f"{to_specs}/vit.yaml:2: ExportError",
+                f"*report: {to_specs}/report.json",
+                f"updated: {to_specs}/__shapes__/vit.yaml",
+                f"obsolete (--prune-shapes deletes them): {to_specs}/__shapes__/gone.yaml",
+            ]
+        )
+        (case,) = (each for each in project.report("specs/report.json") if each["exporter"])
+        test = "vit.yaml::test_export[cpu-float32-torch-export-none]"
+        assert shlex.split(case["reproduce"])[1:] == [
+            "--exportcheck",
+            f"--rootdir={to_specs}",
+            "-c",
+            os.devnull,
+            f"{to_specs}/{test}",
+        ]
+        assert case["nodeid"] == test, "the record does not depend on where it was made"
+        project.run(*shlex.split(case["reproduce"])[2:], "--no-confirm").assert_outcomes(failed=1)
+        project.golden_path("vit").unlink()
+        project.run(report, *given)
+        (shapes,) = (each for each in project.report("specs/report.json") if not each["exporter"])
+        project.run(*shlex.split(shapes["accept"])[2:], "--no-confirm")
+        assert project.golden_path("vit").exists()
 
 
 def test_specs_outside_of_the_root_directory(any_project, monkeypatch):
