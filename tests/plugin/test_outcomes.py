@@ -376,21 +376,40 @@ def test_workers_share_the_gpus(project, monkeypatch):
     assert (project.pytester.path / "gpu1").exists()
 
 
-def test_what_is_wrong_with_a_spec_is_shown_in_full_once(project):
+@pytest.mark.parametrize("workers", [(), ("-n2",), ("-n2", "--dist=load")])
+def test_what_is_wrong_with_a_spec_is_shown_in_full_once(project, workers):
     """No exporter has to do with it; records and reports have all of it in each case."""
+    if workers:
+        pytest.importorskip("xdist")
     project.spec("a", exporters=("torch-export", "onnx-dynamo"), kwargs={"load": "observe"})
     project.spec("b", exporters=("torch-export",), kwargs={"load": "observe"})
     project.spec("c", exporters=("torch-export", "onnx-dynamo"), kwargs={"do": {
         "torch-export": "compare", "onnx-dynamo": "compare"}})  # fmt: skip
-    result = project.run("--exportcheck-report=report.json")
+    result = project.run("--exportcheck-report=report.json", *workers)
     shown = result.stdout.str()
     # Once for each of two specs, and for each case of the third, whose exporters failed one by one.
     assert shown.count("E     first detail") == 2 + 2
-    first = "specs/a.yaml::test_dynamic_shapes[cpu-float32]"
-    assert shown.count(f"E     as above: {first}") == 2
-    assert shown.count("E     as above: specs/b.yaml::test_dynamic_shapes[cpu-float32]") == 1
+    assert shown.count("E     as above: specs/a.yaml::") == 2
+    assert shown.count("E     as above: specs/b.yaml::") == 1
+    # What it says is above, and is there.
+    for name in ("a", "b"):
+        told = next(line for line in result.outlines if f"as above: specs/{name}.yaml" in line)
+        first = told.partition("as above: ")[2].partition("::")[2]
+        assert f"_ {first} _" in shown[: shown.index(told)]
+        block = shown[shown.index(f"_ {first} _") :]
+        assert block.index("first detail") < block.index("as above")
     assert shown.count("E   stage observe: observe went wrong") == 3 + 2
     assert shown.count("reproduce:") == 7
     failed = [case for case in project.report() if case["verdict"] == "fail observe"]
     assert len(failed) == 5
     assert all(case["details"] == ["first detail", "second detail"] for case in failed)
+    for case in project.report():
+        if case["verdict"].startswith("fail"):
+            assert f"E   reproduce:  {case['reproduce']}" in result.outlines
+
+
+def test_on_demand_it_is_shown_in_full_each_time(project):
+    project.spec("a", exporters=("torch-export", "onnx-dynamo"), kwargs={"load": "observe"})
+    shown = project.run("-vv").stdout.str()
+    assert shown.count("E     first detail") == 3
+    assert "as above" not in shown
