@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from .diagnose.causes import Cause, causes_of_text
-from .errors import BELOW_NOISE, ComparisonError, ExportCheckError, HistoryError, StageTimeoutError
+from .errors import BLAMELESS, ComparisonError, ExportCheckError, HistoryError, StageTimeoutError
 from .fresh.messages import Explain, Failure, Work
 from .reports.artifacts import artifacts_folder
 
@@ -102,8 +102,6 @@ def _causes(running: RunningCase, error: ExportCheckError) -> list[Cause]:
     return causes_of_text(text, error.stage, running.planned.case.dtype, fresh)
 
 
-_TIGHT = "the tolerance is below eager's own noise, and no step of the export is to blame"
-
 _NOT_DIAGNOSED: dict[type[ExportCheckError], str] = {
     HistoryError: "it depends on history",
     StageTimeoutError: "the case would hang again",
@@ -116,8 +114,7 @@ def _diagnose(
 ) -> tuple[str, list[str], dict[str, Any] | None]:
     """(the verdict, all lines, the record or ``None`` if there is none)."""
     why = next((why for cls, why in _NOT_DIAGNOSED.items() if isinstance(error, cls)), None)
-    if why is None and BELOW_NOISE in error.facts:
-        why = _TIGHT
+    why = why or next((why for fact, why in BLAMELESS.items() if fact in error.facts), None)
     if why is not None:
         verdict = f"not diagnosed: {why}"
         return verdict, [verdict], None

@@ -22,6 +22,7 @@ from .errors import ExportCheckError
 from .filepaths import relative_text
 from .reports.record import plain_text
 from .reports.torch_advice import left_out, without_advice
+from .user_files import with_user_files
 
 __all__ = [
     "accept_command",
@@ -42,7 +43,7 @@ def representation(
     `traceback` is an existing representation whose entries are shown before, for ``-vv``. With `one_line`
     nothing is left but the message, which pytest prints itself, for ``--tb=line``.
     """
-    shown = [plain_text(text) for whole in lines for text in (whole.splitlines() or [""])]
+    shown = [plain_text(with_user_files(text)) for whole in lines for text in (whole.splitlines() or [""])]
     entries: list[Any] = list(getattr(getattr(traceback, "reprtraceback", None), "reprentries", ()))
     entries.append(
         ReprEntry(

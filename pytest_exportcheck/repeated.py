@@ -13,6 +13,7 @@ import pytest
 from _pytest._code.code import ReprEntry
 
 from .reports.record import plain_text
+from .user_files import with_user_files
 
 __all__ = ["Repeated", "note_repeatable"]
 
@@ -30,7 +31,7 @@ def note_repeatable(report: pytest.TestReport, key: str, lines: Sequence[str]) -
     lines:
         What is shown in short, without the place of the failure in full.
     """
-    shown = [plain_text(text) for whole in lines for text in (whole.splitlines() or [""])]
+    shown = [plain_text(with_user_files(text)) for whole in lines for text in (whole.splitlines() or [""])]
     note = {"key": plain_text(key), "lines": shown}
     setattr(report, _ATTRIBUTE, note)
 

@@ -38,6 +38,7 @@ from .repeated import note_repeatable
 from .reports.artifacts import keep_artifacts
 from .reports.record import DEVICE_NAME, case_record, plain_text, to_plain
 from .session import RunningCase
+from .user_files import with_user_files
 
 if TYPE_CHECKING:
     from .session import Session
@@ -166,7 +167,9 @@ class CaseRunner:
         record |= self._more(item, running, error)
         if diffs := running.record.get("rewritten"):
             # Of a case that failed pytest shows it, of one that passed with -rP.
-            report.sections.append(("rewritten", plain_text("\n".join(diffs.values()).rstrip())))
+            report.sections.append(
+                ("rewritten", plain_text(with_user_files("\n".join(diffs.values()).rstrip())))
+            )
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
         # JUnit writes what the test has at its teardown.
         item.user_properties.append(("exportcheck_verdict", verdict))
@@ -320,4 +323,4 @@ def _rewrite(
     file = from_here(item.config, running.file)
     report.longrepr = shown = representation(file, running.line, kind, lines, traceback, one_line)
     if explanation is not None and explanation.diagnosis and not one_line:
-        shown.addsection("diagnosis", plain_text("\n".join(explanation.diagnosis)), "-")
+        shown.addsection("diagnosis", plain_text(with_user_files("\n".join(explanation.diagnosis))), "-")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..errors import CompareError, ExportCheckError, ObserveError, RunError
+from ..errors import COMPLEX_OUTPUT, CompareError, ExportCheckError, ObserveError, RunError
 from ..exporters.base import split_constants
 from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
@@ -22,6 +22,7 @@ from ..spec.names import choices
 from ..tracebacks import one_line, user_lines
 from .choices import offer_ties
 from .compare import LeafComparison, Tolerances, compare_leaves, table
+from .complex_parts import given_in_parts
 from .layout import lies_otherwise
 from .padding import expand_mask, rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
@@ -354,6 +355,14 @@ def check_observed_calls(
                 continue
             if not isinstance(session, WritesInputs):
                 blame_train_mode(graph, details)
+            if parts := given_in_parts(results, expected, got, tolerances):
+                raise CompareError(
+                    f"{counted(len(parts), 'output is', 'outputs are')} complex ({', '.join(parts[:4])}"
+                    f"{' and more' if len(parts) > 4 else ''}), which ONNX has not: the program gives the "
+                    f"right parts, as torch.view_as_real does ({session.description} against eager), {what}",
+                    details=details,
+                    facts={COMPLEX_OUTPUT: parts},
+                )
             padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
             if padding:
                 details.extend(padding.splitlines())
