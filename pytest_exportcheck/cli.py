@@ -401,9 +401,9 @@ def diagnose(spec: Path, case: str | None, budget: float, output: Path | None) -
 def merge(reports: tuple[Path, ...], output: Path) -> int:
     """Put the JSON REPORTS of several shards together; a case that several ran keeps its worst verdict."""
     from .reports.json_report import write_data
-    from .reports.matrix import counts
     from .reports.read import ReportError, read_report
     from .reports.read import merge as union
+    from .reports.totals import cases_text, shapes_text
 
     try:
         data, notes = union([read_report(path) for path in reports])
@@ -414,11 +414,10 @@ def merge(reports: tuple[Path, ...], output: Path) -> int:
         raise Wrong(f"{output}: {error.strerror or error}") from None
     for note in notes:
         click.echo(note, err=True)
-    cases = data["cases"]
-    click.echo(
-        f"{output}: {counted(len(cases), 'case')} of {counted(len(reports), 'report')}: {counts(cases)}",
-        err=True,
-    )
+    totals = "   ".join(filter(None, [cases_text(data["cases"]), shapes_text(data["cases"])]))
+    click.echo(f"{output}, of {counted(len(reports), 'report')}: {totals or 'no case'}", err=True)
+    if data["environment"]["left_out"]:
+        click.echo(f"not a full run: {data['environment']['left_out']}", err=True)
     return 0
 
 

@@ -53,10 +53,11 @@ def run_show(path: Path, device: str | None, dtype: str | None, cases_only: bool
 
 def run_show_report(path: Path) -> int:
     """Print the matrix of a JSON report and what failed; 0 whatever the verdicts are, they are old."""
-    from .reports.matrix import Matrix, counts, is_case
+    from .reports.matrix import Matrix
     from .reports.read import ReportError, case_key, case_name, read_report
     from .reports.record import sort_key
     from .reports.terminal import matrix_lines
+    from .reports.totals import cases_text, shapes_text
 
     try:
         report = read_report(path)
@@ -69,10 +70,9 @@ def run_show_report(path: Path) -> int:
     width = shutil.get_terminal_size().columns
     for line in matrix_lines(Matrix.of(records), width, every_row=True) if records else ():
         click.echo("".join(piece.text for piece in line).rstrip())
-    cases, shapes = ([each for each in records if is_case(each) is wanted] for wanted in (True, False))
-    for what, found in (("case", cases), ("shapes check", shapes)):
-        if found:
-            click.echo(f"{counted(len(found), what)}: {counts(found)}")
+    totals = "   ".join(filter(None, [cases_text(records), shapes_text(records)]))
+    if totals:
+        click.echo(totals)
     for record in records:
         if record["verdict"].split()[0] in ("fail", "crash", "timeout", "xpass"):
             message = (str(record.get("message") or "").splitlines() or [""])[0]

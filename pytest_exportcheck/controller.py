@@ -6,28 +6,28 @@ test reports, the only thing of a worker that survives its death.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .failures import from_here
 from .filepaths import relative_text
 from .goldens import Proposals, obsolete_goldens
-from .new_shapes import is_absent
 from .plurals import counted
 from .reports.ablation import ablation_lines
 from .reports.comparison import as_text
 from .reports.diagnoses import diagnosis_lines
 from .reports.json_report import package_versions
-from .reports.matrix import Matrix, cell_text, counts, is_case
+from .reports.matrix import Matrix, is_case
 from .reports.record import case_fields, sort_key
 from .reports.refusals import refusal_lines
 from .reports.reuse import cache_lines, reuse_lines
 from .reports.rounding import rounding_lines
 from .reports.slowest import slowest_lines
 from .reports.terminal import matrix_lines
+from .reports.totals import cases_text, shapes_text
 from .run_reports import RunReports
 from .selection import NARROWING, Selection
 
@@ -72,6 +72,7 @@ class Controller:
         self._reports = RunReports(session.options, session.config.invocation_params.args)
         self.selection = Selection(session.config)
         self._announced = False
+        self._red_by_baseline = False
         if session.options.prune and self.partial:
             raise pytest.UsageError(
                 f"--prune-shapes needs a full run, and this one is partial: {self.partial}"
@@ -173,6 +174,20 @@ class Controller:
         # Worse than the baseline is worse than "no tests ran", which it may well be because of.
         if (self.errors or worse) and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self._red_by_baseline = worse and not self.errors
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        # After pytest's own last line, which counts passed tests only.
+        comparison = self._reports.comparison
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        if self._red_by_baseline and comparison is not None and terminal is not None:
+            worse = counted(len({change.case for change in comparison.of("worse")}), "case")
+            terminal.write_line(
+                f"exportcheck: no test failed; the run fails as --baseline {comparison.before} demands: "
+                f"{worse} got worse",
+                red=True,
+            )
 
     def _left_out(self, session: pytest.Session, exitstatus: int) -> tuple[str | None, str | None]:
         """(Why cases may be missing from the records, why the run ended early); ``None``: it is not so."""
@@ -272,7 +287,7 @@ class Controller:
             ("obsolete (--prune-shapes deletes them)", self.obsolete),
         ):
             for path in paths:
-                terminal.write_line(f"{what}: {path}")
+                terminal.write_line(f"{what}: {from_here(self._config, path)}")
         if self._session.options.prune and self.partial:
             terminal.write_line(f"nothing deleted: not a full run ({self.partial})")
         if comparison is not None:
@@ -281,38 +296,14 @@ class Controller:
                 terminal.write_line(text, red=text.startswith("Got worse"))
 
     def _totals(self) -> list[str]:
-        cases = [record for record in self.records if is_case(record)]
-        totals = []
-        if cases:
-            skipped = [record for record in cases if record["verdict"] == "skip"]
-            why = " (no cuda)" if skipped and all("no CUDA" in str(r["message"]) for r in skipped) else ""
-            totals.append(f"{counted(len(cases), 'case')}: {counts(cases)}{why}")
-        shapes = self._shapes()
-        if shapes:
-            totals.append(f"shapes: {shapes}")
-        totals += [f"{what}: {_shown_path(path)}" for what, path in self._reports.written.items()]
+        skipped = [record for record in self.records if is_case(record) and record["verdict"] == "skip"]
+        why = " (no cuda)" if skipped and all("no CUDA" in str(r["message"]) for r in skipped) else ""
+        totals = [f"{text}{why}"] if (text := cases_text(self.records)) else []
+        shapes = shapes_text(self.records, len(self.obsolete))
+        totals += [shapes] if shapes else []
+        here = self._config.invocation_params.dir
+        totals += [f"{what}: {relative_text(path, here)}" for what, path in self._reports.written.items()]
         return totals or ["no case ran"]
-
-    def _shapes(self) -> str:
-        found: dict[str, int] = {}
-        for record in self.records:
-            if not is_case(record):
-                kind = _shape_outcome(record)
-                found[kind] = found.get(kind, 0) + 1
-        if self.obsolete:
-            found["obsolete"] = len(self.obsolete)
-        order = ("ok", "updated", "missing", "FAIL")
-        kinds = [*(kind for kind in order if kind in found), *(kind for kind in found if kind not in order)]
-        return ", ".join(f"{found[kind]} {kind}" for kind in kinds)
-
-
-def _shape_outcome(record: dict[str, Any]) -> str:
-    verdict = str(record["verdict"].split()[0])
-    if verdict == "pass":
-        return "updated" if (record.get("golden") or {}).get("changed") else "ok"
-    if is_absent(record):
-        return "missing"
-    return cell_text(verdict)
 
 
 def _partial_selection(config: pytest.Config) -> str | None:
@@ -328,10 +319,3 @@ def _partial_selection(config: pytest.Config) -> str | None:
     if any(config.getoption(option) for option in ours):
         return "an axis is restricted"
     return None
-
-
-def _shown_path(path: Path) -> str:
-    try:
-        return Path(os.path.normpath(path)).relative_to(Path.cwd()).as_posix()
-    except ValueError:
-        return str(path)

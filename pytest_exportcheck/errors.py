@@ -9,11 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .user_files import with_user_files
+
 if TYPE_CHECKING:
     from .spec.nodes import Document
 
 __all__ = [
+    "BELOW_NOISE",
+    "BLAMELESS",
     "COMPARISON",
+    "COMPLEX_OUTPUT",
     "STAGES",
     "TEST",
     "CompareError",
@@ -45,6 +50,19 @@ TEST = "test"
 COMPARISON = "comparison"
 
 
+#: In the facts of a failure: places of tolerances below eager's own noise, if it is due to nothing else.
+BELOW_NOISE = "below_noise"
+
+#: The same: outputs that are complex, and right but for that ONNX gives their parts.
+COMPLEX_OUTPUT = "complex_output"
+
+#: Facts of failures that no step of an export is to blame for, and why.
+BLAMELESS = {
+    BELOW_NOISE: "the tolerance is below eager's own noise, and no step of the export is to blame",
+    COMPLEX_OUTPUT: "ONNX has no complex outputs, and the parts that it gives are right",
+}
+
+
 class ExportCheckError(Exception):
     """A case failed at a stage.
 
@@ -65,9 +83,10 @@ class ExportCheckError(Exception):
     def __init__(
         self, message: str, *, details: Sequence[str] = (), facts: dict[str, object] | None = None
     ) -> None:
+        message = with_user_files(message)
         super().__init__(message)
         self.message = message
-        self.details = list(details)
+        self.details = [with_user_files(line) for line in details]
         self.facts = dict(facts or {})
 
     @property

@@ -6,14 +6,15 @@ process, after the verdict, which it cannot change; one that fails, crashes or h
 
 from __future__ import annotations
 
+import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .diagnose.causes import Cause, causes_of_text
-from .errors import ComparisonError, ExportCheckError, HistoryError, StageTimeoutError
+from .errors import BLAMELESS, ComparisonError, ExportCheckError, HistoryError, StageTimeoutError
 from .fresh.messages import Explain, Failure, Work
 from .reports.artifacts import artifacts_folder
 
@@ -61,8 +62,11 @@ def explain(
         The spec expects this failure.
     """
     causes = _causes(running, error)
-    record: dict[str, Any] = {"causes": [cause.to_record() for cause in causes]} if causes else {}
     asked = session.options.diagnose
+    if asked != "off":
+        error.details = [line for line in error.details if not _HINT.fullmatch(line)]
+        causes = [replace(cause, remedy=_without_hint(cause.remedy)) for cause in causes]
+    record: dict[str, Any] = {"causes": [cause.to_record() for cause in causes]} if causes else {}
     case = running.planned.case
     if asked == "off" or (expected and asked != "all") or case.exporter is None or error.stage in _BEFORE:
         return Explanation(causes, record=record)
@@ -77,8 +81,19 @@ def explain(
     if found is None:
         return Explanation(causes, lines, {**record, "diagnosis": diagnosis})
     # It knows more than the message does.
+    lines = [_without_hint(line) for line in lines]
+    known = [{**cause, "remedy": _without_hint(cause["remedy"])} for cause in found["causes"]]
+    diagnosis["causes"] = known
     diagnosis["process_s"] = round(time.perf_counter() - began, 1)
-    return Explanation([], lines, {"causes": found["causes"], "diagnosis": diagnosis})
+    return Explanation([], lines, {"causes": known, "diagnosis": diagnosis})
+
+
+#: What proposes a diagnosis: a line of its own, or words in brackets inside a remedy.
+_HINT, _HINT_INSIDE = re.compile(r"--diagnose names [^\n]*"), re.compile(r" ?\(--diagnose names [^)]*\)")
+
+
+def _without_hint(text: str) -> str:
+    return _HINT_INSIDE.sub("", text)
 
 
 def _causes(running: RunningCase, error: ExportCheckError) -> list[Cause]:
@@ -99,6 +114,7 @@ def _diagnose(
 ) -> tuple[str, list[str], dict[str, Any] | None]:
     """(the verdict, all lines, the record or ``None`` if there is none)."""
     why = next((why for cls, why in _NOT_DIAGNOSED.items() if isinstance(error, cls)), None)
+    why = why or next((why for fact, why in BLAMELESS.items() if fact in error.facts), None)
     if why is not None:
         verdict = f"not diagnosed: {why}"
         return verdict, [verdict], None

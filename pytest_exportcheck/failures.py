@@ -21,14 +21,17 @@ from _pytest._code.code import (
 from .errors import ExportCheckError
 from .filepaths import relative_text
 from .reports.record import plain_text
+from .reports.torch_advice import left_out, without_advice
+from .user_files import with_user_files
 
 __all__ = [
     "accept_command",
     "error_lines",
+    "from_here",
     "representation",
     "reproduce_command",
     "reproduce_line",
-    "update_line",
+    "update_command",
 ]
 
 
@@ -40,7 +43,7 @@ def representation(
     `traceback` is an existing representation whose entries are shown before, for ``-vv``. With `one_line`
     nothing is left but the message, which pytest prints itself, for ``--tb=line``.
     """
-    shown = [plain_text(text) for whole in lines for text in (whole.splitlines() or [""])]
+    shown = [plain_text(with_user_files(text)) for whole in lines for text in (whole.splitlines() or [""])]
     entries: list[Any] = list(getattr(getattr(traceback, "reprtraceback", None), "reprentries", ()))
     entries.append(
         ReprEntry(
@@ -57,18 +60,17 @@ def representation(
     )
 
 
-def error_lines(error: ExportCheckError) -> list[str]:
-    """``stage compare: ...`` and the details, indented."""
-    return [
-        error.headline,
-        *(f"  {line}" for detail in error.details for line in (detail.splitlines() or [""])),
-    ]
+def error_lines(error: ExportCheckError, advice: bool = True) -> list[str]:
+    """``stage compare: ...`` and the details, indented; `advice`: torch's own too."""
+    details = [line for detail in error.details for line in (detail.splitlines() or [""])]
+    shown = details if advice else without_advice(details)
+    return [error.headline, *(f"  {line}" for line in (*shown, *left_out(len(details) - len(shown))))]
 
 
-def update_line(config: pytest.Config, nodeid: str) -> str:
+def update_command(config: pytest.Config, nodeid: str) -> str:
     """The command that accepts the shapes of the test's spec."""
-    path = _quote(_from_here(config, nodeid.split("::")[0]))
-    return f"accept:     pytest --exportcheck {_configuration(config, [nodeid])}{path} --update-shapes"
+    path = _quote(from_here(config, nodeid.split("::")[0]))
+    return f"pytest --exportcheck {_configuration(config, [nodeid])}{path} --update-shapes"
 
 
 def accept_command(config: pytest.Config, specs: Sequence[str], given: Sequence[str] | None) -> str:
@@ -76,7 +78,7 @@ def accept_command(config: pytest.Config, specs: Sequence[str], given: Sequence[
 
     `given`: paths of the command line that hold these specs and no other whose shapes would change.
     """
-    where = [_from_here(config, spec) for spec in specs] if given is None else given
+    where = [from_here(config, spec) for spec in specs] if given is None else given
     paths = "".join(f"{_quote(path)} " for path in where)
     return f"pytest --exportcheck {_configuration(config, specs)}{paths}--update-shapes"
 
@@ -96,23 +98,25 @@ def reproduce_command(config: pytest.Config, nodeid: str, before: Sequence[str] 
     if config.getoption("exportcheck_no_share"):
         flag += "--no-share "
     flag += _configuration(config, [*before, nodeid])
-    tests = " ".join(f'"{_from_here(config, each)}"' for each in (*before, nodeid))
+    tests = " ".join(f'"{from_here(config, each)}"' for each in (*before, nodeid))
     return f"pytest {flag}{tests}"
 
 
 def _configuration(config: pytest.Config, nodeids: Sequence[str]) -> str:
-    """Options for tests outside of the root directory, where pytest would find another configuration."""
+    """Options without which pytest would find another configuration: one was named, or tests are outside."""
     paths = [nodeid.partition("::")[0] for nodeid in nodeids]
-    if not any(path.startswith("../") or os.path.isabs(path) for path in paths):
+    outside = any(path.startswith("../") or os.path.isabs(path) for path in paths)
+    if not outside and config.getoption("inifilename", None) is None:
         return ""
     here = config.invocation_params.dir
     shown = [f"--rootdir={_quote(relative_text(config.rootpath, here))} "]
     if config.inipath is not None:
-        shown.append(f"-c {_quote(relative_text(config.inipath, here))} ")
+        file = str(config.inipath)
+        shown.append(f"-c {file if file == os.devnull else _quote(relative_text(config.inipath, here))} ")
     return "".join(shown)
 
 
-def _from_here(config: pytest.Config, nodeid: str) -> str:
+def from_here(config: pytest.Config, nodeid: str) -> str:
     """`nodeid` relative to where pytest was started, so that the command can be pasted there."""
     path, separator, rest = nodeid.partition("::")
     here = config.invocation_params.dir

@@ -10,16 +10,12 @@ import pytest
 from .failures import accept_command
 from .plurals import counted
 from .reports.matrix import is_case
+from .reports.totals import is_absent
 from .selection import NARROWING
 
-__all__ = ["NewShapes", "is_absent"]
+__all__ = ["NewShapes"]
 
 _BUILTIN = "test_dynamic_shapes"
-
-
-def is_absent(record: Mapping[str, Any]) -> bool:
-    """Whether nothing is wrong but that no shapes were accepted yet."""
-    return not is_case(record) and record["verdict"] == "fail shapes" and record.get("golden_exists") is False
 
 
 class NewShapes:

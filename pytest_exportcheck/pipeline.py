@@ -26,6 +26,7 @@ from .checks.remains import TraceRemains
 from .checks.sizes import check_other_sizes
 from .checks.state import Held, differences, kept_gradients, model_state
 from .errors import (
+    BLAMELESS,
     CompareError,
     ComparisonError,
     ConvertError,
@@ -55,6 +56,7 @@ from .exporters.sizes_seen import see_comparisons
 from .foreign_errors import refusal
 from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
+from .patches.cures import cure_lines
 from .patches.evidence import diffs_of, evidence
 from .patches.reach import parts_of, reach_of
 from .plurals import counted
@@ -322,10 +324,27 @@ def run_case(
                 _note(record, [str(unusable)])
             except ExportCheckError as failure:
                 if _reused(record) is None:
+                    _name_cures(failure, case)
                     raise
-                _run_anew(run, case, stages, record, failure)
+                try:
+                    _run_anew(run, case, stages, record, failure)
+                except ExportCheckError as again:
+                    _name_cures(again, case)
+                    raise
     finally:
         stages.stop()
+
+
+def _name_cures(failure: ExportCheckError, case: CaseId) -> None:
+    """Add which patch mode replaces the code that the failure names, if one of ours does."""
+    if failure.stage in ("load", "observe", "patch", "shapes") or case.patch_mode in (None, OWN):
+        return
+    with contextlib.suppress(Exception):
+        # A word more must not cost the failure.
+        texts = [failure.message, *failure.details]
+        failure.details += cure_lines(
+            texts, str(case.patch_mode), target_of(_load_exporter(str(case.exporter)))
+        )
 
 
 def _run_anew(
@@ -495,7 +514,8 @@ def _run_observed(
             with _explained_by(exported):
                 check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
         except (RunError, CompareError) as error:
-            error.details += captured.on_observed_calls()
+            if not BLAMELESS.keys() & error.facts.keys():
+                error.details += captured.on_observed_calls()
             raise
         if (unread := unread_inputs(exported, request.input_paths, session, graph)) is not None:
             check_unread_inputs(spec, graph, session, unread, tolerances, record, captured.at)

@@ -24,12 +24,21 @@ from .errors import (
 )
 from .expectations import Expectation, expectation_for
 from .explain import Explanation, explain
-from .failures import error_lines, representation, reproduce_command, reproduce_line, update_line
+from .failures import (
+    error_lines,
+    from_here,
+    representation,
+    reproduce_command,
+    reproduce_line,
+    update_command,
+)
 from .memory import release_failure
 from .plugin import session_of
+from .repeated import note_repeatable
 from .reports.artifacts import keep_artifacts
 from .reports.record import DEVICE_NAME, case_record, plain_text, to_plain
 from .session import RunningCase
+from .user_files import with_user_files
 
 if TYPE_CHECKING:
     from .session import Session
@@ -153,13 +162,14 @@ class CaseRunner:
         if isinstance(error, ExportCheckError):
             explanation = explain(self._session, running, error, expected=verdict.startswith("xfail"))
             running.record.update(explanation.record)
-        above = self._told_above(report, running, error)
-        _rewrite(item, report, running, error, verdict, explanation, above)
+        _rewrite(item, report, running, error, verdict, explanation)
         record = case_record(running, verdict, _message(report, error), error)
         record |= self._more(item, running, error)
         if diffs := running.record.get("rewritten"):
             # Of a case that failed pytest shows it, of one that passed with -rP.
-            report.sections.append(("rewritten", plain_text("\n".join(diffs.values()).rstrip())))
+            report.sections.append(
+                ("rewritten", plain_text(with_user_files("\n".join(diffs.values()).rstrip())))
+            )
         report.exportcheck = to_plain(record)  # type: ignore[attr-defined]
         # JUnit writes what the test has at its teardown.
         item.user_properties.append(("exportcheck_verdict", verdict))
@@ -167,18 +177,6 @@ class CaseRunner:
         if explained or verdict.split()[0] in ("fail", "xpass", "crash", "timeout"):
             keep_artifacts(self._session.options.artifacts, report, running)
         return report
-
-    def _told_above(
-        self, report: pytest.TestReport, running: RunningCase, error: BaseException | None
-    ) -> str | None:
-        """The test that shows the details of the same failure, which no exporter has to do with."""
-        if not isinstance(error, ExportCheckError) or error.stage not in ("load", "observe"):
-            return None
-        if not report.failed or not error.details:
-            return None
-        key = (running.planned.spec.relative, error.headline, *error.details)
-        first = self._session.told.setdefault(key, report.nodeid)
-        return first if first != report.nodeid else None
 
     def _more(
         self, item: pytest.Item, running: RunningCase, error: BaseException | None
@@ -191,6 +189,8 @@ class CaseRunner:
         }
         if isinstance(error, ExportCheckError) and error.details:
             more["details"] = [line for detail in error.details for line in detail.splitlines()]
+        if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
+            more["accept"] = update_command(item.config, item.nodeid)
         expected = item.stash.get(_EXPECTED, None)
         if expected is not None:
             more["expected"] = {
@@ -257,6 +257,11 @@ def _message(report: pytest.TestReport, error: BaseException | None) -> str | No
     return str(getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longrepr))
 
 
+def _may_be_told_once(report: pytest.TestReport, error: ExportCheckError) -> bool:
+    """Whether it is a failure of the spec, which no exporter has to do with: all cases have the same."""
+    return report.failed and error.stage in ("load", "observe") and bool(error.details)
+
+
 def _unexpected(error: ExportCheckError, expected: Expectation, spec_path: str) -> str:
     """Why the expectation of the spec does not cover `error`."""
     where = f"line {expected.line} of {spec_path}"
@@ -278,7 +283,6 @@ def _rewrite(
     error: BaseException | None,
     verdict: str,
     explanation: Explanation | None,
-    above: str | None = None,
 ) -> None:
     """Replace the report's text where ours says more: stage failures, unexpected passes, skips."""
     expected = item.stash.get(_EXPECTED, None)
@@ -300,17 +304,23 @@ def _rewrite(
         return
     if not isinstance(error, ExportCheckError):
         return
-    lines = error_lines(error) if above is None else [error.headline, f"  as above: {above}"]
-    if explanation is not None and above is None:
+    verbose = item.config.getoption("verbose", 0) >= 2
+    lines = error_lines(error, advice=verbose)
+    if explanation is not None:
         lines += explanation.lines
+    whole = len(lines)
     if expected is not None and report.failed and not item.config.getoption("runxfail"):
         lines.append(_unexpected(error, expected, spec_path))
     if isinstance(error, ShapesError) and item.getparent(SpecFile) is not None:
-        lines.append(update_line(item.config, report.nodeid))
+        lines.append(f"accept:     {update_command(item.config, report.nodeid)}")
     before = running.record["history"]["before"] if isinstance(error, HistoryError) else []
     lines.append(reproduce_line(item.config, report.nodeid, _named(before)))
-    traceback = report.longrepr if item.config.getoption("verbose", 0) >= 2 else None
+    traceback = report.longrepr if verbose else None
     kind = type(error).__name__
-    report.longrepr = shown = representation(running.file, running.line, kind, lines, traceback, one_line)
+    if _may_be_told_once(report, error) and not verbose:
+        key = "\n".join([spec_path, error.headline, *error.details])
+        note_repeatable(report, key, [error.headline, *lines[whole:]])
+    file = from_here(item.config, running.file)
+    report.longrepr = shown = representation(file, running.line, kind, lines, traceback, one_line)
     if explanation is not None and explanation.diagnosis and not one_line:
-        shown.addsection("diagnosis", plain_text("\n".join(explanation.diagnosis)), "-")
+        shown.addsection("diagnosis", plain_text(with_user_files("\n".join(explanation.diagnosis))), "-")

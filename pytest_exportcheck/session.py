@@ -118,8 +118,6 @@ class Session:
         The cases judged in this process so far, in order.
     confirmations:
         What fresh processes said about failures that several cases share, by what they share.
-    told:
-        Failures of specs, before any exporter, that were shown in full -> the test that shows them.
     """
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
@@ -131,7 +129,6 @@ class Session:
         self.worker: int | None = None
         self.judged: list[str] = []
         self.confirmations: dict[tuple[str | None, ...], Confirmation] = {}
-        self.told: dict[tuple[str, ...], str] = {}
         self.stages_of_workers: Path | None = None
         self._fresh: FreshProcesses | None = None
         self.note_environment()
@@ -293,12 +290,14 @@ def start(config: pytest.Config) -> Session:
         from .controller import Controller
         from .new_shapes import NewShapes
         from .progress import Progress
+        from .repeated import Repeated
         from .signals import interrupt_on_sigterm
 
         controller = Controller(session)
         interrupt_on_sigterm(config)
         manager.register(Progress(session), "exportcheck-progress")
         manager.register(controller, "exportcheck-controller")
+        manager.register(Repeated(), "exportcheck-repeated")
         manager.register(NewShapes(config, controller.records), "exportcheck-new-shapes")
         if manager.hasplugin("xdist") and config.getoption("tx", None):
             from .xdist_support import ControllerSide

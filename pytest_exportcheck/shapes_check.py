@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from .observe.infer import ConstantLeaf
 from .observe.observation import GraphObservation, Observation, warn_of_spec
 from .plurals import counted
 from .pytrees import register_flattening_functions
+from .spec import ModelSpec
 
 __all__ = ["CheckedObservation", "check_shapes", "facts_of"]
 
@@ -148,7 +149,9 @@ def check_shapes(observation: CheckedObservation, golden: str | None, path: str)
 @register_flattening_functions(None)
 def _explain(observation: CheckedObservation, golden: str) -> list[str]:
     """For each axis that was dynamic and is not now (or the reverse): its sizes in the calls."""
-    notes = []
+    # What is said -> the leaves of which it is: the layers of a cache freeze together.
+    said: dict[str, list[str]] = {}
+    frozen: list[tuple[str, int]] = []
     accepted = parse_golden(golden)
     for name, proposed in observation.golden_graphs().items():
         old = accepted.get(name)
@@ -169,9 +172,36 @@ def _explain(observation: CheckedObservation, golden: str) -> list[str]:
                     kind = "dynamic" if not was.isdigit() else was
                     # A call that begins with an empty cache has no such leaf; where all do, nothing is said.
                     seen = f" (sizes {sizes} in {counted(len(sizes), 'call')})" if sizes else ""
+                    if now.isdigit() and (path, axis) not in frozen:
+                        frozen.append((path, axis))
                     now = "dynamic" if not now.isdigit() else now
-                    notes.append(f"{path}: axis {axis} was {kind}, is now {now}{seen}")
-    return notes
+                    paths = said.setdefault(f"axis {axis} was {kind}, is now {now}{seen}", [])
+                    paths += [path] if path not in paths else []
+    return [
+        *(f"{_some(paths)}: {text}" for text, paths in said.items()),
+        *_observe_another_size(observation.spec, frozen),
+    ]
+
+
+#: Names that a line has room for.
+_NAMED = 3
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _observe_another_size(spec: ModelSpec, frozen: Sequence[tuple[str, int]]) -> list[str]:
+    """What to do other than to accept it: an axis is dynamic because the calls vary it."""
+    if not frozen:
+        return []
+    axes = _some([f"axis {axis} of {path}" for path, axis in frozen])
+    one = len(frozen) == 1
+    return [
+        f"if {'it' if one else 'they'} shall stay dynamic, observe another size: let a call of "
+        f"{spec.place('observe', 'calls')} give {axes} another {'size' if one else 'size each'}"
+    ]
 
 
 def facts_of(observation: CheckedObservation, golden: str | None) -> Mapping[str, Any]:

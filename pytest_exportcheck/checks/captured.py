@@ -20,6 +20,7 @@ from .numbers import Leaves, _inputs_by_path, _summary
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
 from .thresholds import decided_lines
+from .tight import Tight, too_tight
 
 __all__ = ["CapturedProgram", "runner_of"]
 
@@ -82,6 +83,7 @@ class CapturedProgram:
             self._record["captured"] = {"not_run": _first_line(error)}
             return
         shown: list[str] = []
+        tight: list[Tight] = []
         for position, call in enumerate(self._graph.calls):
             what = f"call {position + 1} of {len(self._graph.calls)}"
             try:
@@ -107,6 +109,7 @@ class CapturedProgram:
                 if not self.differs:
                     self._first_differing = call.index
                 shown = shown or [*table(results), *lies_otherwise(inputs, example)]
+                tight.append(too_tight(results))
                 self.differs.append(f"{what}: {_summary(results, self._tolerances)}")
         self._record["captured"] = {
             "agrees": len(self._agrees),
@@ -114,8 +117,11 @@ class CapturedProgram:
             "differs": self.differs,
         }
         if self.differs:
+            why = tight[0] if all(each.text for each in tight) else Tight()
             raise ExportError(
-                f"the captured program already differs from eager, {self.differs[0]}", details=shown
+                f"{why.text}the captured program already differs from eager, {self.differs[0]}",
+                details=shown,
+                facts=why.facts,
             )
 
     def _compare(

@@ -39,6 +39,7 @@ __all__ = [
     "as_tensor",
     "compare_leaf",
     "compare_leaves",
+    "rounded_up",
     "table",
     "unreadable",
 ]
@@ -259,7 +260,7 @@ def _at_zero_note(count: int, outside: torch.Tensor, max_rel: float) -> str:
     )
 
 
-def _rounded_up(value: float) -> str:
+def rounded_up(value: float) -> str:
     """Two digits, never less than `value`: people copy it into a spec."""
     text = f"{value:.1e}"
     if math.isfinite(value) and float(text) < value:
@@ -320,7 +321,7 @@ def table(results: Sequence[LeafComparison]) -> list[str]:
                 str(list(r.at)) if r.at else "",
                 f"{r.max_rel:.1e}" if numbers else "",
                 f"{r.outside:.1%}" if r.outside else "" if r.by else "0%",
-                f"atol {_rounded_up(r.would_need)}" if r.would_need is not None else "",
+                f"atol {rounded_up(r.would_need)}" if r.would_need is not None else "",
                 ("ok" if r.ok else f"FAIL {r.reason}".rstrip()) + (f" (by {r.by})" if r.by else ""),
             )
         )

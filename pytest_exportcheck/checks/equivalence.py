@@ -26,6 +26,7 @@ from .compare import LeafComparison, Tolerances, compare_leaves, table
 from .numbers import _inputs_by_path
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
+from .tight import Tight, too_tight
 
 __all__ = ["check_patches"]
 
@@ -168,22 +169,23 @@ def _refuse(
         return
     culprits = list(_culprits(mode, activity, model, target, expected, run, judge, settled))
     named = f"patch {culprits[0]}" if len(culprits) == 1 else f"patch mode {mode.name}"
-    message, details = found
+    message, details, tight = found
     position, text = message
     call = "" if position is None else f" on call {graph.calls[position].index}"
     raise PatchError(
-        f"{named} changes what the model computes{call}: {text}",
+        f"{tight.text}{named} changes what the model computes{call}: {text}",
         details=[
             *([f"without any one of them it does not: {', '.join(culprits)}"] if len(culprits) > 1 else []),
             *details,
             "eager with the patches is compared with eager without them, before any export",
         ],
-        facts={"patches": {"changes": culprits}},
+        facts={"patches": {"changes": culprits}, **tight.facts},
     )
 
 
-#: ((position of the call, or None if a call raised, one line), details); None where nothing differs.
-Found = tuple[tuple[int | None, str], list[str]]
+#: ((position of the call, or None if a call raised, one line), details, whether only by a tolerance below
+#: eager's own noise); None where nothing differs.
+Found = tuple[tuple[int | None, str], list[str], Tight]
 
 
 def _under(
@@ -205,17 +207,20 @@ def _under(
         raise
     except (Exception, SystemExit) as error:
         if isinstance(error, ExportCheckError):
-            return ((None, error.message), error.details), activity
-        return ((None, f"eager raises {one_line(error)}"), user_lines(error)), activity
+            return ((None, error.message), error.details, Tight()), activity
+        return ((None, f"eager raises {one_line(error)}"), user_lines(error), Tight()), activity
+    by_noise: Found | None = None
     for position, (before, after) in enumerate(zip(expected, got, strict=True)):
         results = judge(position, before, after)
         bad = [result for result in results if not result.ok]
         if bad:
-            return (
-                (position, f"{len(bad)} of {counted(len(results), 'output')} differ"),
-                table(results),
-            ), activity
-    return None, activity
+            tight = too_tight(results)
+            text = f"{len(bad)} of {counted(len(results), 'output')} differ"
+            found = (position, text), table(results), tight
+            if not tight.text:
+                return found, activity
+            by_noise = by_noise or found
+    return by_noise, activity
 
 
 def _cut(expected: Leaves, got: Leaves) -> Leaves:

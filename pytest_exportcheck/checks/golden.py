@@ -310,7 +310,7 @@ def load_dynamic_shapes(path: str | os.PathLike[str], graph: str | None = None) 
     for container in section.containers:
         # An empty one has no leaves to tell of it.
         _insert(tree, split_path(container), None)
-    result = _build(tree, "", section, entry)
+    result = _build(tree, "", section, entry, Path(where).absolute().parent.parent)
     # Constants are no inputs of the program.
     return {name: value for name, value in result.items() if _has_tensor(tree[name])}
 
@@ -321,8 +321,8 @@ def _has_tensor(node: Any) -> bool:
     return _TENSOR.match(node) is not None
 
 
-def _build(node: Any, path: str, graph: GoldenGraph, entry: Any) -> Any:
-    """Shapes of the node at `path`, in the containers that torch.export wants for it."""
+def _build(node: Any, path: str, graph: GoldenGraph, entry: Any, folder: Path) -> Any:
+    """Shapes of the node at `path`, in the containers that torch.export wants; `folder`: of the spec."""
     if isinstance(node, str):
         return entry(node)
     cls = graph.containers.get(path)
@@ -333,7 +333,7 @@ def _build(node: Any, path: str, graph: GoldenGraph, entry: Any) -> Any:
         # A cache flattens to its tensors, layer by layer.
         return [entry(text) for text in _leaves(node)]
     children = {
-        text_key(key): _build(child, f"{path}.{key}" if path else key, graph, entry)
+        text_key(key): _build(child, f"{path}.{key}" if path else key, graph, entry, folder)
         for key, child in node.items()
     }
     if cls is None:
@@ -347,17 +347,25 @@ def _build(node: Any, path: str, graph: GoldenGraph, entry: Any) -> Any:
     if cls == "tuple":
         return tuple(children.values())
     if cls.startswith("namedtuple "):
-        return _named_tuple(cls.removeprefix("namedtuple "), path)(*children.values())
+        return _named_tuple(cls.removeprefix("namedtuple "), path, folder)(*children.values())
     return list(children.values())
 
 
-def _named_tuple(reference: str, path: str) -> Any:
+def _named_tuple(reference: str, path: str, folder: Path) -> Any:
+    """The class: of a module, or of a file next to the spec that is one, if it can be imported."""
+    from ..spec.imports import UserCodeError, load_object
+
     module, _, name = reference.partition(":")
     try:
-        found: Any = import_module(module)
+        try:
+            found: Any = import_module(module.removesuffix(".py"))
+        except ImportError:
+            if not module.endswith(".py") or not (folder / module).is_file():
+                raise
+            return load_object(reference, folder)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, UserCodeError) as error:
         raise GoldenError(f"{path} is a named tuple {reference}, which cannot be imported: {error}") from None
     return found
 

@@ -52,6 +52,9 @@ class LeafComparison:
     crosses:
         A sentence on values that are finite in one program and not in the other, where eager itself has both
         when its operators round otherwise; part of `note`.
+    below_noise:
+        Where the spec gives the tolerance, if eager itself leaves it wherever the program does: each error
+        outside is one that rounding explains, and eager's own moves are larger than the tolerance there.
     by:
         Name of the user's comparison that judged it, and decided `ok`: there are no numbers then.
     """
@@ -72,6 +75,7 @@ class LeafComparison:
     eager_moves: float | None = None
     by: str = ""
     crosses: str = ""
+    below_noise: str = ""
 
     def to_record(self) -> dict[str, Any]:
         """Plain builtins for the report."""

@@ -262,6 +262,8 @@ def _judged(
         )
     if tolerances.is_given(result.path):
         note = f"{said}; the tolerance is the one of the spec" if again.ok else ""
+        if explained and _is_below_moves(result, expected, got, tolerances, where, spread):
+            result = replace(result, below_noise=tolerances.place_of(result.path) or "the spec")
     elif explained:
         note = "; ".join(filter(None, [f"the difference is rounding: {said}", crosses]))
         result = replace(result, ok=True, reason="", crosses=crosses)
@@ -273,6 +275,26 @@ def _judged(
     else:
         note = f"{said}, which does not explain the difference"
     return _noted(result, note)
+
+
+def _is_below_moves(
+    result: LeafComparison,
+    expected: torch.Tensor,
+    got: torch.Tensor,
+    tolerances: Tolerances,
+    where: torch.Tensor | None,
+    spread: Spread,
+) -> bool:
+    """Whether eager itself leaves the tolerance wherever the program does; numbers are all that differs."""
+    if result.reason or result.would_need is None:
+        return False
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    a, b = (value.detach().to("cpu", wide).resolve_conj().resolve_neg() for value in (got, expected))
+    plain = _plain_tolerance(result.path, expected, tolerances)
+    outside = ((a - b).abs() > plain) & a.isfinite() & b.isfinite()
+    if where is not None:
+        outside &= where
+    return bool(outside.any()) and bool((spread.largest.double() > plain)[outside].all())
 
 
 def _unexplained(again: LeafComparison, spread: Spread) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..errors import ComparisonError, ExportCheckError, ObserveError, ResizeError
+from ..errors import BELOW_NOISE, ComparisonError, ExportCheckError, ObserveError, ResizeError
 from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
 from ..observe.relations import broken_example, broken_sizes, relation_note, without
@@ -28,6 +28,7 @@ from .offered import passing_lists
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
 from .thresholds import Thresholds, decided_lines, decided_otherwise, find_thresholds, sizes_text
+from .tight import too_tight
 from .writes import WriteWatch
 
 __all__ = ["check_other_sizes", "refuse_unknown_sizes"]
@@ -223,6 +224,7 @@ def check_other_sizes(
             return False
         return True
 
+    by_noise: tuple[str, ExportCheckError] | None = None
     for sizes in wanted:
         text = sizes_text(sizes)
         try:
@@ -245,6 +247,10 @@ def check_other_sizes(
             raise
         except ExportCheckError as error:
             error.facts["sizes"] = dict(sizes)
+            if BELOW_NOISE in error.facts:
+                # What other sizes show may be the program's fault.
+                by_noise = by_noise or (text, error)
+                continue
             if captured is not None:
                 error.details += captured.at(arguments, expected)
             said = [error.message, *error.details]
@@ -255,6 +261,9 @@ def check_other_sizes(
         del noted["failed"]
         passed.append(text)
         taken.append(sizes)
+    if by_noise is not None:
+        noted["failed"], failure = by_noise
+        raise failure
     for relation in graph.shapes.thin:
         if not listed.keys() & {relation.symbol, *relation.dim.names}:
             _break(spec, graph, session, tolerances, relation, watched(relation), record)
@@ -357,6 +366,8 @@ def _break(
         try:
             results = _judge(spec, session, tolerances, arguments, *both, text, eager)
         except ResizeError as error:
+            if BELOW_NOISE in error.facts:
+                raise
             decided = decided_otherwise(about, example.sizes, sizes)
             error.details += [
                 *(f"decided where it holds, and otherwise here: {comparison}" for comparison in decided[:5]),
@@ -384,12 +395,15 @@ def _judge(
     if all(result.ok for result in results):
         return results
     details = table(results)
-    padding = None if where else _only_padding(expected, got, inputs, tolerances, eager)
+    tight = too_tight(results)
+    padding = None if where or tight.text else _only_padding(expected, got, inputs, tolerances, eager)
     if padding:
         details.extend(padding.splitlines())
-    details += offer_ties(session, results, expected, got, inputs, tolerances, where)
+    if not tight.text:
+        details += offer_ties(session, results, expected, got, inputs, tolerances, where)
     raise ResizeError(
-        f"{_summary(results, tolerances)} ({session.description} against eager) at sizes {text}, "
+        f"{tight.text}{_summary(results, tolerances)} ({session.description} against eager) at sizes {text}, "
         "which no observed call had",
         details=details,
+        facts=tight.facts,
     )

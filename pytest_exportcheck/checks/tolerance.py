@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import torch
@@ -64,16 +64,28 @@ class Tolerances:
     computed_in:
         The dtype of the case. An output of a finer dtype was cast to it at the end (``logits.float()``) and
         is as exact as what it was computed from.
+    places:
+        Pattern of `outputs`, ``""`` for the general ones -> where the spec says it, for messages.
     """
 
     atol: float | None = None
     rtol: float | None = None
     outputs: Mapping[str, Mapping[str, float | None]] | None = None
     computed_in: torch.dtype | None = None
+    places: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def is_given(self, path: str) -> bool:
         """Whether the tolerance of an output is somebody's word."""
         return self._given(path) != (None, None)
+
+    def place_of(self, path: str) -> str:
+        """Where somebody says how far an output may be off: its atol, or else its rtol; empty if unknown."""
+        general = self.places.get("", "")
+        for pattern, given in (self.outputs or {}).items():
+            if fnmatchcase(path, pattern):
+                own = given.get("atol") is not None or (self.atol is None and given.get("rtol") is not None)
+                return self.places.get(pattern, "") if own else general
+        return general
 
     def of(self, path: str, expected: torch.Tensor) -> Tolerance:
         """The tolerance for one output as a whole."""

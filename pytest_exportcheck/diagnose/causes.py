@@ -118,6 +118,10 @@ def _loops(evidence: Evidence) -> bool:
 
 _NAN = r"\bnan instead of|instead of nan\b"
 
+_COMPLEX_BY_TORCHSCRIPT = (
+    r"Exporting the operator 'aten::(?:complex|polar|view_as_complex|view_as_real|real|imag|fft_\w+)' to ONNX"
+)
+
 CAUSES: tuple[Cause, ...] = (
     Cause(
         "0/1 specialisation",
@@ -183,6 +187,13 @@ CAUSES: tuple[Cause, ...] = (
         "with other operators",
         "https://docs.pytorch.org/tutorials/_sources/beginner/onnx/onnx_registry_tutorial.rst.txt",
         pattern=r"No ONNX function found for|Exporting the operator '[\w:]+' to ONNX opset version \d+ is",
+        test=lambda e: re.search(_COMPLEX_BY_TORCHSCRIPT, e.text) is None,
+    ),
+    Cause(
+        "complex numbers",
+        "the older exporter of ONNX (onnx-torchscript) knows no complex tensors",
+        "use onnx-dynamo, and return torch.view_as_real(y) instead of a complex y; or compute with the parts",
+        pattern=_COMPLEX_BY_TORCHSCRIPT,
     ),
     Cause(
         "complex output",

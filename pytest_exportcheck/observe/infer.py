@@ -16,6 +16,7 @@ from ..pytrees.caches import is_cache
 from ..pytrees.cloning import Unkept
 from ..pytrees.paths import render_path, same_constant
 from ..spec.names import suggest
+from ..user_files import with_user_files
 from .records import RecordedCall
 from .relations import thin_relations, thin_ties
 from .shapes import ConstantLeaf, GraphShapes, TensorLeaf, ValueIfMissing
@@ -52,7 +53,8 @@ def container_name(value: Any) -> str | None:
     if _pytree.is_namedtuple_instance(value):
         # torch.export wants that very class where it is given one, and a list of the children for any other
         # class.
-        return f"namedtuple {type(value).__module__}:{type(value).__qualname__}"
+        # A golden is for every checkout: no name with a digest of a path.
+        return with_user_files(f"namedtuple {type(value).__module__}:{type(value).__qualname__}")
     return type(value).__name__ if _is_node(value) else None
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..plurals import counted
 from .compare import Change, Comparison
@@ -40,10 +40,10 @@ def as_text(comparison: Comparison) -> str:
     lines += [f"  {package}" for package in comparison.packages] or ["  the same packages"]
     lines += ["", _headline(comparison)]
     for effect, heading in _HEADINGS.items():
-        groups = _groups(comparison.of(effect))
-        if groups:
-            lines += ["", f"{_heading(heading, groups)}:"]
-            lines += [line for text, cases in groups.items() for line in _group(text, cases, effect)]
+        entries = _entries(comparison, effect)
+        if entries:
+            lines += ["", f"{_heading(heading, entries)}:"]
+            lines += [line for entry in entries for line in _group(entry)]
     for what, names in _missing(comparison):
         lines += ["", f"{what} ({len(names)}):", *(f"  {name}" for name in names[:_MOST_NAMES])]
         if len(names) > _MOST_NAMES:
@@ -54,9 +54,9 @@ def as_text(comparison: Comparison) -> str:
 
 def _headline(comparison: Comparison) -> str:
     """The answer to what an upgrade broke."""
-    count = {effect: len(_cases(comparison.of(effect))) for effect in _HEADINGS}
+    count = {effect: len(_cases_of(comparison, effect)) for effect in _HEADINGS}
     if comparison.worse:
-        reasons = len(_groups(comparison.of("worse")))
+        reasons = len(_entries(comparison, "worse"))
         first = f"{counted(count['worse'], 'case')} got worse, for {counted(reasons, 'reason')}"
     elif comparison.compared:
         first = "Nothing got worse"
@@ -66,27 +66,62 @@ def _headline(comparison: Comparison) -> str:
     return ", ".join([first, *more, f"{comparison.unchanged} unchanged"])
 
 
-def _heading(heading: str, groups: Mapping[str, list[str]]) -> str:
-    cases = len({case for names in groups.values() for case in names})
-    several = f", {counted(len(groups), 'kind')}" if 1 < len(groups) < cases else ""
+def _heading(heading: str, entries: Sequence[_Entry]) -> str:
+    cases = sum(len(entry.cases) for entry in entries)
+    several = f", {counted(len(entries), 'kind')}" if 1 < len(entries) < cases else ""
     return f"{heading} ({cases}{several})"
 
 
-def _cases(changes: Sequence[Change]) -> set[str]:
-    return {change.case for change in changes}
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """Cases that are told together, each of them once.
+
+    Attributes
+    ----------
+    text:
+        What is said of all of them first.
+    more:
+        What else changed -> (the cases of which that is so, its effect).
+    """
+
+    text: str
+    effect: str
+    cases: list[str]
+    more: dict[str, tuple[list[str], str]] = dataclasses.field(default_factory=dict)
 
 
-def _groups(changes: Sequence[Change]) -> dict[str, list[str]]:
-    """What is said -> the cases of which it is said, those of the most cases first.
+def _cases_of(comparison: Comparison, effect: str) -> dict[str, list[Change]]:
+    """The cases whose worst change has `effect` -> all their changes, those of the worst effect first."""
+    found: dict[str, list[Change]] = {}
+    for change in comparison.changes:
+        found.setdefault(change.case, []).append(change)
+    order = list(_HEADINGS)
+    changed = {case: sorted(all_, key=lambda each: order.index(each.effect)) for case, all_ in found.items()}
+    return {case: changes for case, changes in changed.items() if changes[0].effect == effect}
+
+
+def _entries(comparison: Comparison, effect: str) -> list[_Entry]:
+    """What is said of the cases of `effect`, that of the most cases first.
 
     Told together is what differs in nothing but the name of the spec, which then reads ``NAME``.
     """
+    cases = _cases_of(comparison, effect)
+    entries = []
+    for text, same in _told_together([changes[0] for changes in cases.values()]).items():
+        names = [change.case for change in same]
+        rest = _told_together([change for name in names for change in cases[name][1:]])
+        more = {text: ([each.case for each in others], others[0].effect) for text, others in rest.items()}
+        entries.append(_Entry(text, effect, names, more))
+    return entries
+
+
+def _told_together(changes: Sequence[Change]) -> dict[str, list[Change]]:
     found: dict[str, list[Change]] = {}
     for change in changes:
         found.setdefault(_without_name(change), []).append(change)
     groups = {
         # With its own name, where there is one only.
-        (text if len({change.text for change in same}) > 1 else same[0].text): [each.case for each in same]
+        (text if len({change.text for change in same}) > 1 else same[0].text): same
         for text, same in found.items()
     }
     return dict(sorted(groups.items(), key=lambda group: -len(group[1])))
@@ -100,14 +135,34 @@ def _without_name(change: Change) -> str:
     return text.replace(f"__shapes__/{name}", "__shapes__/NAME.yaml")
 
 
-def _group(text: str, cases: list[str], effect: str) -> list[str]:
-    shown = text if effect == "worse" else _cut(text)
-    if len(cases) == 1:
-        return [f"  {cases[0]}", f"    {shown}"]
-    lines = _folded(cases)
-    if effect != "worse" and len(lines) > _MOST_LINES + 1:
+def _group(entry: _Entry) -> list[str]:
+    shown = _shown(entry.text, entry.effect)
+    if len(entry.cases) == 1:
+        return [f"  {entry.cases[0]}", f"    {shown}", *(f"    {text}" for text in _also(entry))]
+    lines = _folded(entry.cases)
+    if entry.effect != "worse" and len(lines) > _MOST_LINES + 1:
         lines[_MOST_LINES:] = ["..."]
-    return [f"  {counted(len(cases), 'case')}: {shown}", *(f"    {line}" for line in lines)]
+    count = counted(len(entry.cases), "case")
+    return [f"  {count}: {shown}", *(f"    {line}" for line in [*lines, *_also(entry)])]
+
+
+def _also(entry: _Entry) -> list[str]:
+    """What else changed in the cases of an entry: of which of them, where it is not so of all."""
+    found = []
+    for text, (cases, effect) in entry.more.items():
+        shown = _shown(text, effect)
+        if len(entry.cases) == 1:
+            found.append(shown)
+        elif len(cases) == len(entry.cases):
+            found.append(f"also: {shown}")
+        else:
+            which = cases[0] if len(cases) == 1 else counted(len(cases), "of them", "of them")
+            found.append(f"also, {which}: {shown}")
+    return found
+
+
+def _shown(text: str, effect: str) -> str:
+    return text if effect == "worse" else _cut(text)
 
 
 def _cut(text: str) -> str:
@@ -145,10 +200,10 @@ def as_markdown(comparison: Comparison) -> str:
     lines += [f"- {markdown_cell(package)}" for package in comparison.packages] or ["- the same packages"]
     lines += ["", f"{markdown_cell(_headline(comparison))}."]
     for effect, heading in _HEADINGS.items():
-        groups = _groups(comparison.of(effect))
-        if groups:
-            lines += ["", f"### {_heading(heading, groups)}", ""]
-            lines += [line for text, cases in groups.items() for line in _item(text, cases, effect)]
+        entries = _entries(comparison, effect)
+        if entries:
+            lines += ["", f"### {_heading(heading, entries)}", ""]
+            lines += [line for entry in entries for line in _item(entry)]
     for what, names in _missing(comparison):
         lines += ["", f"### {what}", "", *(f"- {markdown_cell(name)}" for name in names[:_MOST_NAMES])]
         if len(names) > _MOST_NAMES:
@@ -157,16 +212,17 @@ def as_markdown(comparison: Comparison) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _item(text: str, cases: list[str], effect: str) -> list[str]:
+def _item(entry: _Entry) -> list[str]:
     """One thing that is said, and behind a click the cases, if there are many."""
-    shown = markdown_cell(text if effect == "worse" else _cut(text))
+    cases, shown = entry.cases, markdown_cell(_shown(entry.text, entry.effect))
+    also = [f"  - {markdown_cell(text)}" for text in _also(entry)]
     if len(cases) == 1:
-        return [f"- {markdown_cell(cases[0])}: {shown}"]
+        return [f"- {markdown_cell(cases[0])}: {shown}", *also]
     names = [f"  {markdown_cell(line)}  " for line in _folded(cases)]
-    if effect == "worse" or len(cases) <= 3:
-        return [f"- **{counted(len(cases), 'case')}**: {shown}  ", *names]
+    if entry.effect == "worse" or len(cases) <= 3:
+        return [f"- **{counted(len(cases), 'case')}**: {shown}  ", *names, *also]
     summary = f"  <details><summary>{counted(len(cases), 'case')}</summary>"
-    return [f"- {shown}", "", summary, "", *names, "", "  </details>", ""]
+    return [f"- {shown}", *also, "", summary, "", *names, "", "  </details>", ""]
 
 
 def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:

@@ -10,6 +10,8 @@ from .diagnosis import guilty_line
 from .matrix import Matrix, cell_text, counts, is_case
 from .read import case_key, case_name
 from .reuse import reuse_lines
+from .torch_advice import without_advice
+from .totals import shapes_text
 
 __all__ = ["markdown", "markdown_cell"]
 
@@ -32,7 +34,8 @@ def markdown(
     """
     cases = [record for record in records if is_case(record)]
     ending = [f"{markdown_cell(note)}  " for note in (*notes, *reuse_lines(cases, every_case=False))]
-    head = ["## exportcheck", "", f"{counted(len(cases), 'case')}: {counts(cases)}", ""]
+    totals = [f"{counted(len(cases), 'case')}: {counts(cases)}", shapes_text(records)]
+    head = ["## exportcheck", "", ", ".join(filter(None, totals)), ""]
     matrix = Matrix.of(records)
     tables: list[str] = []
     for every_row in (True, False):
@@ -80,13 +83,18 @@ def _failures(records: Sequence[Mapping[str, Any]], room: int | None) -> list[st
 def _failure(record: Mapping[str, Any]) -> Iterator[str]:
     name = record.get("nodeid") or case_name(case_key(record))
     yield f"- {_code(name)} **{markdown_cell(cell_text(record['verdict']))}**"
-    details = [str(line) for line in record.get("details") or ()]
+    whole = [str(line) for line in record.get("details") or ()]
+    details = without_advice(whole)
     said = str(record.get("message") or "").splitlines()
     said += [f"  {line}" for line in details[:_MOST_DETAILS]]
     if len(details) > _MOST_DETAILS:
         said.append(f"  ... {counted(len(details) - _MOST_DETAILS, 'more line')}")
+    if len(details) < len(whole):
+        left = counted(len(whole) - len(details), "line")
+        said.append(f"  ({left} of torch's own advice left out: the JSON report has them)")
     guilty = guilty_line(record)
     said += [f"diagnosis: {guilty}"] if guilty else []
+    said += [f"accept: {record['accept']}"] if said and record.get("accept") else []
     said += [f"reproduce: {record['reproduce']}"] if said and record.get("reproduce") else []
     if said:
         yield ""

@@ -12,7 +12,7 @@ from typing import Any
 from .json_report import SCHEMA
 from .matrix import worst_verdict
 from .record import sort_key
-from .selection import merged_selection
+from .selection import Shards
 
 __all__ = ["CaseKey", "Report", "ReportError", "case_key", "case_name", "merge", "read_report"]
 
@@ -209,24 +209,25 @@ def merge(reports: Sequence[Report]) -> tuple[dict[str, Any], list[str]]:
             if known is None or _worse(known[0], record) is record:
                 found[key] = record, report.name
     cases = sorted((record for record, _ in found.values()), key=sort_key)
+    named = len({report.name for report in reports}) == len(reports)
+    shards = Shards(
+        {
+            report.name if named else f"{number}. {report.name}": report.environment
+            for number, report in enumerate(reports, 1)
+        },
+        cases,
+    )
     facts = {
         **first.environment,
         **{
             name: sorted({item for report in reports for item in report.environment.get(name) or ()})
             for name in ("gpus", "seeds")
         },
-        "left_out": _left_out(reports),
-        "selection": merged_selection([report.environment for report in reports]),
+        "left_out": shards.left_out(),
+        "selection": shards.selection(),
         "shards": [dict(report.environment) for report in reports],
     }
     return {"schema": SCHEMA, "environment": facts, "cases": cases}, notes
-
-
-def _left_out(reports: Sequence[Report]) -> str | None:
-    """Why cases may be missing from all together: that a shard deselects those of the others is its job."""
-    reasons = [(report.name, report.environment.get("left_out")) for report in reports]
-    found = [f"{name}: {reason}" for name, reason in reasons if reason and not reason.endswith(" deselected")]
-    return "; ".join(found) or None
 
 
 def _differing_packages(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Set
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from ..user_files import with_user_files
+
 if TYPE_CHECKING:
     from ..cases import CaseId
     from ..session import RunningCase
@@ -44,7 +46,7 @@ def _plain(value: Any, parents: tuple[int, ...]) -> Any:
     if value is None or kind in (bool, int, float):
         return value
     if kind is str:
-        return plain_text(value)
+        return plain_text(with_user_files(value))
     if id(value) in parents:
         return "<cycle>"
     parents = (*parents, id(value))
@@ -61,7 +63,7 @@ def _plain(value: Any, parents: tuple[int, ...]) -> Any:
             field.name: _plain(getattr(value, field.name), parents) for field in dataclasses.fields(value)
         }
     if isinstance(value, str):
-        return plain_text(str.__str__(value))
+        return plain_text(with_user_files(str.__str__(value)))
     for base in (int, float):
         if isinstance(value, base):
             return base(value)
@@ -79,7 +81,7 @@ def _array(value: Any, parents: tuple[int, ...]) -> Any:
             if math.prod(value.shape) > _MAX_ITEMS:
                 return f"<{value.dtype} {list(value.shape)}>"
             return _plain(value.tolist(), parents)
-        return plain_text(str(value))
+        return plain_text(with_user_files(str(value)))
     except Exception as error:
         return f"<{type(value).__name__}: {type(error).__name__}>"
 

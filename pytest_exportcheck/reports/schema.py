@@ -178,6 +178,7 @@ class Record(_Open):
     message: Annotated[str | None, Field(description="First line of the failure, or why it was skipped.")]
     details: Annotated[list[str], Field(description="The lines below it.")] = []
     reproduce: Annotated[str, Field(description="The command that runs this case alone.")] = ""
+    accept: Annotated[str, Field(description="The command that accepts the shapes of its spec.")] = ""
     seed: Annotated[int, Field(description="Seed of weights and inputs.")] = 0
     expected: Annotated[Expected | None, Field(description="The spec's expectation, if any.")] = None
     facts: Annotated[dict[str, Any], Field(description="What the error knows more.")] = {}

@@ -118,15 +118,13 @@ def _weights_of(program: Any) -> int:
 
 
 def _tensor_bytes(tensor: Any) -> int:
-    """Bytes of a ``TensorProto``, wherever its values lie."""
+    """Bytes of the values of a ``TensorProto``, wherever and however they lie."""
     import onnx
 
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
+    if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
         return int(tensor.ByteSize())
-    length = next((int(entry.value) for entry in tensor.external_data if entry.key == "length"), None)
-    if length is None:
-        length = math.prod(tensor.dims) * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    return length
+    item = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return int(math.prod(tensor.dims) * item)
 
 
 def _serialize(
@@ -337,23 +335,48 @@ def _nodes_by_provider(session: Any) -> dict[str, int]:
     return dict(counts)
 
 
+def _clear_notes(part: Any) -> None:
+    part.ClearField("metadata_props")
+    part.ClearField("doc_string")
+
+
+def _clear_notes_of_graph(graph: Any) -> None:
+    _clear_notes(graph)
+    for part in (*graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        _clear_notes(part)
+    _clear_notes_of_nodes(graph.node)
+
+
+def _clear_notes_of_nodes(nodes: Any) -> None:
+    for node in nodes:
+        _clear_notes(node)
+        for attribute in node.attribute:
+            attribute.ClearField("doc_string")
+            # The bodies of If, Loop and Scan.
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                _clear_notes_of_graph(graph)
+
+
 def _describe(proto: Any, output_paths: Sequence[str]) -> dict[str, Any]:
     """Nodes, operators, opset, size, chosen indices, read inputs of a ``ModelProto``, which is taken apart.
 
     An output whose path is ``""`` is none of the model's, and reads nothing.
 
-    The size leaves out what torch.onnx notes at each node of the source it comes from: the paths in it are as
-    long as those of the machine.
+    The size leaves out what torch.onnx notes of the source that a node or value comes from: the paths in it
+    are as long as those of the machine, and a conversion that was kept has none.
     """
     histogram = Counter(node.op_type for node in proto.graph.node)
     opsets = {entry.domain: entry.version for entry in proto.opset_import}
     # Weights one by one, then the rest: the size of a whole message is found by serializing it.
     weights = sum(map(_tensor_bytes, proto.graph.initializer))
     proto.graph.ClearField("initializer")
-    for nodes in (proto.graph.node, *(function.node for function in proto.functions)):
-        for node in nodes:
-            node.ClearField("metadata_props")
-            node.ClearField("doc_string")
+    _clear_notes(proto)
+    for function in proto.functions:
+        _clear_notes(function)
+        _clear_notes_of_nodes(function.node)
+        for value in function.value_info:
+            _clear_notes(value)
+    _clear_notes_of_graph(proto.graph)
     return {
         "chosen": chosen_outputs(proto.graph),
         "read": inputs_of_outputs(proto, lambda k: k >= len(output_paths) or bool(output_paths[k])),

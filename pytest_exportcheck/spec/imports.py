@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..tracebacks import one_line, user_lines
+from ..user_files import module_name_of
 from .names import choices
 from .values import REF
 
@@ -171,8 +171,7 @@ def _load_file(path: Path, folder: Path, shown: str) -> ModuleType:
         return loaded[1]
     # One name per file: two specs' factory.py must not be one module. Registered, because dataclasses
     # and pickle look a class's module up.
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    module_name = f"_exportcheck_{path.stem}_{digest}"
+    module_name = module_name_of(path)
     module_spec = importlib.util.spec_from_file_location(module_name, path)
     if module_spec is None or module_spec.loader is None:
         raise UserCodeError(f"{shown} cannot be loaded as Python")

@@ -139,6 +139,23 @@ def test_a_second_run_converts_nothing(runs: Runs, converted: list[str], opened:
     assert len(set(map(without_sources, opened))) == 1
 
 
+IN_BODIES = NET.replace(
+    "return torch.relu(self.linear(x)).transpose(0, 1) @ x * self.scale + x.shape[0]",
+    "y = torch.cond(x.sum() > 0, lambda x: self.linear(x).relu(), lambda x: x * self.scale[0], (x,))\n"
+    "            return torch.cond(y.mean() > 1, lambda y: y + 1, lambda y: y.sigmoid(), (y,))",
+)
+
+
+@pytest.mark.parametrize("source", [NET, IN_BODIES])
+def test_a_kept_conversion_has_the_numbers_of_a_new_one(tmp_path: Path, source: str) -> None:
+    """A comparison of the two runs would show a difference of sizes that nobody made."""
+    runs = Runs(tmp_path, source)
+    alone, first, second = runs(share=False), runs(), runs()
+    assert (first["conversion"], second["conversion"]) == ("new", "cached")
+    for name in ("model_bytes", "nodes", "operators", "opset"):
+        assert alone[name] == first[name] == second[name], name
+
+
 def test_the_mode_with_fixes_of_its_own_is_kept_too(tmp_path: Path, converted: list[str]) -> None:
     runs = Runs(tmp_path, extra="matrix: {exporters: [onnx-dynamo], patch_modes: [none, hf]}\n")
     records = [runs(mode) for mode in ("none", "hf", "none", "hf")]

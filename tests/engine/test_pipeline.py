@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,37 @@ def test_the_note_on_a_leaf_of_a_cache_counts_the_calls_that_have_it(
         with pytest.raises(ShapesError) as caught:
             check_shapes(observed, golden.replace(key, accepted), "g.yaml")
         assert f"cache.layers.0.keys: {note}" in "\n".join(caught.value.details)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_an_axis_that_froze_may_be_accepted_or_observed_at_another_size(tmp_path: Path, count: int) -> None:
+    source = f"""
+        class Net(nn.Module):
+            def forward(self, **parts):
+                return sum(part.sum() for part in parts.values())
+
+
+        def build_model():
+            return Net()
+
+
+        def calls():
+            return [((), {{f"x{{k}}": torch.ones(n, 6) for k in range({count})}}) for n in (2, 3)]
+    """
+    observed = make_run(tmp_path, source).observe("cpu", "float32")
+    golden = observed.golden_text("g.yaml")
+    with pytest.raises(ShapesError) as caught:
+        check_shapes(observed, golden.replace(", 6]", ", seq]"), "g.yaml")
+    said, remedy = caught.value.details[-2:]
+    names = {1: "x0", 2: "x0, x1", 5: "x0, x1, x2 and 2 more"}[count]
+    assert said == f"{names}: axis 1 was dynamic, is now 6 (sizes [6, 6] in 2 calls)"
+    axes = ", ".join(f"axis 1 of x{k}" for k in range(min(count, 3))) + (" and 2 more" if count == 5 else "")
+    it, size = ("it", "size") if count == 1 else ("they", "size each")
+    assert remedy.startswith(f"if {it} shall stay dynamic, observe another size: ")
+    assert remedy.endswith(f"let a call of net.yaml:3 give {axes} another {size}")
+    with pytest.raises(ShapesError) as caught:
+        check_shapes(observed, re.sub(r"\[\w+, 6\]", "[2, 6]", golden), "g.yaml")
+    assert not any("another size" in line for line in caught.value.details), "nothing froze"
 
 
 SPOILING = (

@@ -6,6 +6,8 @@ A spec says what happens to it in ``model.kwargs``:
     What happens when the model is observed.
 ``do``
     What happens to a case, by exporter, by ``exporter/mode`` or by graph.
+``says``
+    The details of the failures that `do` makes.
 ``refused``
     Sizes that eager refuses.
 ``shapes``
@@ -94,7 +96,7 @@ def run_case(run, case, stage, record):
     stage("export")
     do = run.spec.model.kwargs.get("do", {})
     keys = (f"{case.exporter}/{case.patch_mode}", case.exporter, case.graph)
-    _act(next((do[key] for key in keys if key in do), None), stage)
+    _act(next((do[key] for key in keys if key in do), None), stage, run.spec.model.kwargs.get("says"))
     for name in ("convert", "session", "run", "compare", "resize"):
         stage(name)
     record["nodes"] = 7
@@ -143,7 +145,7 @@ _HOSTILE = {
 }
 
 
-def _act(action, stage):
+def _act(action, stage, details=None):
     if action is None:
         return
     if action == "sys.exit":
@@ -176,7 +178,7 @@ def _act(action, stage):
         action = "export"
     stage(action)
     message = f"{action} went wrong" if action != "run" else f"run went wrong at {id(stage)}"
-    raise error_class(action)(message, details=["first detail", "second detail"])
+    raise error_class(action)(message, details=details or ["first detail", "second detail"])
 
 
 def _log(line):

@@ -77,6 +77,34 @@ def test_expected_failures_if_asked(project, isolate):
     assert "guilty: " in (folder / "failure.txt").read_text()
 
 
+HINT = "--diagnose names the line that asked for this guard"
+
+
+def test_it_is_proposed_only_where_it_was_not_asked_for(any_project):
+    any_project.fake(
+        FAKE.format(how="pass")
+        .replace('"causes": []', '"causes": [cause.to_record()]')
+        .replace(
+            "lines = [",
+            "from pytest_exportcheck.diagnose.causes import known_causes, Evidence\n"
+            '    (cause,) = known_causes(Evidence("dynamic axes became constant"))\n'
+            "    lines = [*cause.lines(), ",
+        )
+    )
+    any_project.spec(
+        "net", kwargs={"do": {"torch-export": "export"}, "says": ["3 dynamic axes became constant", HINT]}
+    )
+    result = any_project.run("--exportcheck-report=report.json")
+    result.stdout.fnmatch_lines(
+        [f"E     {HINT}", "E     remedy: look for int()*(--diagnose names the line)*"]
+    )
+    assert HINT in str(any_project.report())
+    result = any_project.run("--diagnose", "--exportcheck-report=report.json")
+    result.stdout.fnmatch_lines(["*- diagnosis -*", "  remedy: look for int()*", "guilty: *"])
+    result.stdout.no_fnmatch_line("*--diagnose names*")
+    assert "--diagnose names" not in str(any_project.report())
+
+
 def test_nothing_is_explained_unasked(project):
     _failing(project)
     result = project.run("--exportcheck-report=report.json")

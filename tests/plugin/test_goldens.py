@@ -29,6 +29,25 @@ def test_a_missing_golden_fails_and_prints_the_proposal(any_project):
     assert shapes_folder(any_project) == []
 
 
+@pytest.mark.parametrize("accepted", [True, False])
+def test_the_command_that_accepts_is_in_every_report(project, accepted):
+    project.spec("a", accepted=accepted)
+    if accepted:
+        project.golden("a", "inputs:\n  x: float32[2, 4]\n")
+    project.run(
+        "--exportcheck-report=report.json", "--exportcheck-markdown=r.md", "--exportcheck-html=r.html"
+    )
+    command = "pytest --exportcheck specs/a.yaml --update-shapes"
+    (shapes,) = (case for case in project.report() if case["exporter"] is None)
+    assert shapes["accept"] == command
+    assert [case for case in project.report() if "accept" in case] == [shapes]
+    assert f"      accept: {command}" in (project.pytester.path / "r.md").read_text().splitlines()
+    assert f"<code>{command}</code>" in (project.pytester.path / "r.html").read_text()
+    # Pasted, it does what it says.
+    assert project.run("--update-shapes", "specs/a.yaml").ret == 0
+    assert project.run().ret == 0
+
+
 def test_a_model_that_cannot_be_observed_has_no_missing_golden(project):
     project.spec("new", accepted=False)
     project.spec("broken", kwargs={"load": "observe"}, accepted=False)

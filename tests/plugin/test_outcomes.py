@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 import pytest
@@ -113,6 +114,47 @@ def test_the_reproduction_is_relative_to_where_pytest_was_started(project, monke
     monkeypatch.chdir(project.pytester.path / "specs")
     result = project.run("vit.yaml", f"--rootdir={project.pytester.path}")
     result.stdout.fnmatch_lines(['E   reproduce:  pytest --exportcheck "vit.yaml::test_export*'])
+
+
+def test_all_paths_are_relative_to_where_pytest_was_started(project, monkeypatch):
+    root = project.pytester.path
+    project.spec("vit", kwargs={"do": {"torch-export": "export"}}, accepted=False)
+    project.golden("gone", "inputs: {}\n")
+    (root / "tox.ini").unlink()
+    (root / "specs" / "sub").mkdir()
+    (root / "other").mkdir()
+    (root / "conftest.py").rename(root / "specs" / "conftest.py")
+    for folder, to_specs in (("specs/sub", ".."), ("other", "../specs"), (".", "specs")):
+        monkeypatch.chdir(root / folder)
+        project.golden_path("vit").unlink(missing_ok=True)
+        # As `exportcheck validate` does.
+        given = (f"--rootdir={to_specs}", f"-c{os.devnull}", "--no-confirm", to_specs)
+        report = f"--exportcheck-report={to_specs}/report.json"
+        result = project.run("--update-shapes", report, *given)
+        result.stdout.fnmatch_lines(
+            [
+                f"{to_specs}/vit.yaml:2: ExportError",
+                f"*report: {to_specs}/report.json",
+                f"updated: {to_specs}/__shapes__/vit.yaml",
+                f"obsolete (--prune-shapes deletes them): {to_specs}/__shapes__/gone.yaml",
+            ]
+        )
+        (case,) = (each for each in project.report("specs/report.json") if each["exporter"])
+        test = "vit.yaml::test_export[cpu-float32-torch-export-none]"
+        assert shlex.split(case["reproduce"])[1:] == [
+            "--exportcheck",
+            f"--rootdir={to_specs}",
+            "-c",
+            os.devnull,
+            f"{to_specs}/{test}",
+        ]
+        assert case["nodeid"] == test, "the record does not depend on where it was made"
+        project.run(*shlex.split(case["reproduce"])[2:], "--no-confirm").assert_outcomes(failed=1)
+        project.golden_path("vit").unlink()
+        project.run(report, *given)
+        (shapes,) = (each for each in project.report("specs/report.json") if not each["exporter"])
+        project.run(*shlex.split(shapes["accept"])[2:], "--no-confirm")
+        assert project.golden_path("vit").exists()
 
 
 def test_specs_outside_of_the_root_directory(any_project, monkeypatch):
@@ -334,21 +376,40 @@ def test_workers_share_the_gpus(project, monkeypatch):
     assert (project.pytester.path / "gpu1").exists()
 
 
-def test_what_is_wrong_with_a_spec_is_shown_in_full_once(project):
+@pytest.mark.parametrize("workers", [(), ("-n2",), ("-n2", "--dist=load")])
+def test_what_is_wrong_with_a_spec_is_shown_in_full_once(project, workers):
     """No exporter has to do with it; records and reports have all of it in each case."""
+    if workers:
+        pytest.importorskip("xdist")
     project.spec("a", exporters=("torch-export", "onnx-dynamo"), kwargs={"load": "observe"})
     project.spec("b", exporters=("torch-export",), kwargs={"load": "observe"})
     project.spec("c", exporters=("torch-export", "onnx-dynamo"), kwargs={"do": {
         "torch-export": "compare", "onnx-dynamo": "compare"}})  # fmt: skip
-    result = project.run("--exportcheck-report=report.json")
+    result = project.run("--exportcheck-report=report.json", *workers)
     shown = result.stdout.str()
     # Once for each of two specs, and for each case of the third, whose exporters failed one by one.
     assert shown.count("E     first detail") == 2 + 2
-    first = "specs/a.yaml::test_dynamic_shapes[cpu-float32]"
-    assert shown.count(f"E     as above: {first}") == 2
-    assert shown.count("E     as above: specs/b.yaml::test_dynamic_shapes[cpu-float32]") == 1
+    assert shown.count("E     as above: specs/a.yaml::") == 2
+    assert shown.count("E     as above: specs/b.yaml::") == 1
+    # What it says is above, and is there.
+    for name in ("a", "b"):
+        told = next(line for line in result.outlines if f"as above: specs/{name}.yaml" in line)
+        first = told.partition("as above: ")[2].partition("::")[2]
+        assert f"_ {first} _" in shown[: shown.index(told)]
+        block = shown[shown.index(f"_ {first} _") :]
+        assert block.index("first detail") < block.index("as above")
     assert shown.count("E   stage observe: observe went wrong") == 3 + 2
     assert shown.count("reproduce:") == 7
     failed = [case for case in project.report() if case["verdict"] == "fail observe"]
     assert len(failed) == 5
     assert all(case["details"] == ["first detail", "second detail"] for case in failed)
+    for case in project.report():
+        if case["verdict"].startswith("fail"):
+            assert f"E   reproduce:  {case['reproduce']}" in result.outlines
+
+
+def test_on_demand_it_is_shown_in_full_each_time(project):
+    project.spec("a", exporters=("torch-export", "onnx-dynamo"), kwargs={"load": "observe"})
+    shown = project.run("-vv").stdout.str()
+    assert shown.count("E     first detail") == 3
+    assert "as above" not in shown

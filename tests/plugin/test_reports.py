@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import pty
@@ -223,6 +224,10 @@ def test_a_baseline(any_project):
     )
 
 
+def fnmatch_last(result, pattern):
+    assert fnmatch.fnmatch(result.outlines[-1], pattern), result.outlines[-1]
+
+
 def test_worse_than_the_baseline_fails_a_run_that_would_pass(project):
     project.spec("a", exporters=("torch-export", "onnx-dynamo"))
     project.run("--exportcheck-report=base.json")
@@ -232,10 +237,17 @@ def test_worse_than_the_baseline_fails_a_run_that_would_pass(project):
     result = project.run("--baseline=base.json")
     result.assert_outcomes(passed=2, xfailed=1)
     assert result.ret == 1
+    last = "exportcheck: no test failed; the run fails as --baseline *base.json demands: 1 case got worse"
+    fnmatch_last(result, last)
     for quiet in ("-qq", "--no-summary"):
         result = project.run("--baseline=base.json", quiet)
         assert result.ret == 1
         result.stdout.fnmatch_lines(["exportcheck: 1 worse than *base.json"])
+        fnmatch_last(result, last)
+    # Red by a test, or not red: nothing to explain.
+    project.spec("a", kwargs={"do": do}, exporters=("torch-export", "onnx-dynamo"))
+    for options in (["--baseline=base.json"], []):
+        project.run(*options).stdout.no_fnmatch_line("*no test failed*")
 
 
 def test_what_a_full_run_does_not_check_any_more_is_worse_and_of_a_partial_run_nobody_knows(project):

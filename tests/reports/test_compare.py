@@ -169,6 +169,51 @@ def test_cases_of_which_the_same_is_said_are_told_together():
     ]
 
 
+def test_a_case_is_told_once_with_all_that_changed():
+    before = report(*(record(name, "onnx-dynamo", nodes=10, model_bytes=100) for name in "abc"))
+    after = report(
+        record("a", "onnx-dynamo", "fail run", message="no kernel", nodes=20, model_bytes=300),
+        record("b", "onnx-dynamo", "fail run", message="no kernel", nodes=20),
+        record("c", "onnx-dynamo", nodes=20, model_bytes=300),
+        name="after.json",
+    )
+    found = compare(before, after)
+    text = as_text(found)
+    case = "specs/{}.yaml [cpu-float32-onnx-dynamo-none]"
+    assert text.splitlines()[3:-1] == [
+        "2 cases got worse, for 1 reason, 0 unchanged",
+        "",
+        "Got worse (2):",
+        "  2 cases: pass -> fail run: no kernel",
+        "    specs/a.yaml, specs/b.yaml [cpu-float32-onnx-dynamo-none]",
+        "    also: nodes 10 -> 20 (2.00x)",
+        f"    also, {case.format('a')}: size 100 -> 300 bytes (3.00x)",
+        "",
+        "Changed otherwise (1):",
+        f"  {case.format('c')}",
+        "    nodes 10 -> 20 (2.00x)",
+        "    size 100 -> 300 bytes (3.00x)",
+        "",
+    ]
+    assert text.splitlines()[-1].startswith("changes: 2 worse, 0 better, 5 neither")
+    shown = as_markdown(found).splitlines()
+    assert "  - also: nodes 10 -\\> 20 (2.00x)" in shown
+    assert "  - size 100 -\\> 300 bytes (3.00x)" in shown
+    assert sum("c.yaml" in line for line in shown) == 1
+
+
+def test_a_case_that_is_worse_and_better_is_worse():
+    before, after = (
+        report(record("a", "onnx-dynamo", outputs=[output(one, "x"), output(two, "y")]), name=name)
+        for one, two, name in ((1e-6, 1e-3, "before.json"), (1e-3, 1e-6, "after.json"))
+    )
+    text = as_text(compare(before, after))
+    assert "1 case got worse, for 1 reason, 0 unchanged" in text
+    assert "Got better" not in text
+    lines = text[text.index("Got worse (1):") :].splitlines()
+    assert [line.split(":")[0].strip() for line in lines[2:4]] == ["x", "y"]
+
+
 def test_a_reason_that_names_the_spec_is_told_once_and_the_most_cases_come_first():
     def fails(name, exporter, message):
         return record(name, exporter, "fail shapes", message=message)
@@ -341,6 +386,97 @@ def test_merged_shards_are_whole_unless_one_was_cut_short():
     assert data["environment"]["left_out"] == "2.json: interrupted"
 
 
+def shard(name, left_out, *ran, **selection):
+    facts = {**selected(*selection.pop("paths", ["specs"]), **selection), "left_out": left_out}
+    return Report(name, facts, [record(each, "onnx-dynamo") for each in ran])
+
+
+def cases_of(names):
+    return [(name, "onnx-dynamo") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "left_out"),
+    [
+        # What one leaves out, the other runs: by a plugin that splits, by -k, by exporters.
+        (("2 deselected", "a", {"deselected": "bc"}), ("1 deselected", "bc", {"deselected": "a"}), None),
+        (("-k", "a", {"deselected": "bc", "options": ["-k a"]}), (None, "abc", {}), None),
+        (
+            ("-k", "a", {"deselected": "bc", "options": ["-k a"]}),
+            ("-k", "bc", {"deselected": "a", "options": ["-k 'not a'"]}),
+            None,
+        ),
+        (
+            ("an axis is restricted", "a", {"deselected": "bc"}),
+            ("an axis is restricted", "bc", {"deselected": "a"}),
+            None,
+        ),
+        (
+            ("-k", "a", {"deselected": "bc", "options": ["-k a"]}),
+            ("-k", "b", {"deselected": "ac", "options": ["-k b"]}),
+            "1.json: -k; 2.json: -k",
+        ),
+        # A file is whole beside a run of its folder.
+        (
+            ("a file is named, and not its folder", "a", {"paths": ["specs/a.yaml"]}),
+            ("1 deselected", "bc", {"deselected": "a"}),
+            None,
+        ),
+        (
+            ("a file is named, and not its folder", "a", {"paths": ["specs/a.yaml"]}),
+            ("a file is named, and not its folder", "b", {"paths": ["specs/b.yaml"]}),
+            "1.json: a file is named, and not its folder; 2.json: a file is named, and not its folder",
+        ),
+        (
+            ("a file is named, and not its folder", "a", {"paths": ["other/a.yaml"]}),
+            (None, "bc", {}),
+            "1.json: a file is named, and not its folder",
+        ),
+        # Files that were not collected: nobody knows what is in them, but a run that collected all.
+        (
+            ("--lf", "a", {"options": ["--lf"]}),
+            ("--lf", "b", {"options": ["--lf"]}),
+            "1.json: --lf; 2.json: --lf",
+        ),
+        # What ended early is not made up for.
+        (
+            ("interrupted", "a", {"unfinished": "interrupted"}),
+            (None, "abc", {}),
+            "1.json: interrupted",
+        ),
+        (("collection errors", "a", {}), (None, "abc", {}), "1.json: collection errors"),
+    ],
+)
+def test_shards_that_are_all_cases_together_are_a_full_run(first, second, left_out):
+    def made(name, reason, ran, selection):
+        more = {**selection, "deselected": cases_of(selection.get("deselected", ""))}
+        return shard(name, reason, *ran, **more)
+
+    shards = [made("1.json", *first), made("2.json", *second)]
+    for order in (shards, shards[::-1]):
+        data, _ = merge(order)
+        found = data["environment"]["left_out"]
+        assert (found and set(found.split("; "))) == (left_out and set(left_out.split("; ")))
+    # A case that is in no shard of a full run is gone; of any other nobody knows.
+    before = report(*(record(name, "onnx-dynamo") for name in "abcx"))
+    lost = compare(before, Report("all.json", data["environment"], data["cases"])).worse
+    assert lost or left_out is not None
+
+
+def test_missing_shapes_are_counted_alike_everywhere(tmp_path):
+    absent = {**record("a", None, "fail shapes"), "golden_exists": False}
+    differs = {**record("b", None, "fail shapes"), "golden_exists": True}
+    fine = {**record("c", None), "golden": {"path": "g", "text": "t", "changed": False}}
+    cases = [absent, differs, fine, record("a", "onnx-dynamo"), record("b", "onnx-dynamo", "fail export")]
+    _write(tmp_path / "a.json", *cases[:3])
+    _write(tmp_path / "b.json", *cases[3:])
+    done = _command(tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
+    totals = "2 cases: 1 pass, 1 FAIL   shapes: 1 ok, 1 missing, 1 FAIL"
+    assert done.stderr == f"all.json, of 2 reports: {totals}\n"
+    assert totals in _command(tmp_path, "show", "all.json").stdout.splitlines()
+    assert totals.replace("   ", ", ") in _command(tmp_path, "markdown", "all.json").stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -376,7 +512,7 @@ def test_the_commands(tmp_path, warm_plugin):
     _write(tmp_path / "b.json", record("b", "onnx-dynamo"))
     done = _command(python, tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "all.json: 2 cases of 2 reports: 2 pass\n"
+    assert done.stderr == "all.json, of 2 reports: 2 cases: 2 pass\n"
     _write(tmp_path / "now.json", record("a", "onnx-dynamo", "fail run"), record("b", "onnx-dynamo"))
     done = _command(python, tmp_path, "compare", "all.json", "now.json")
     assert done.returncode == 1
