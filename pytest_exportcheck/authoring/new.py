@@ -7,10 +7,11 @@ import inspect
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ExportCheckError, SpecError
 from ..pytrees import flatten_with_paths, register_flattening_functions
@@ -19,6 +20,9 @@ from .fit import PARAMETERS, alternatives, fitted, model_classes, other_classes
 from .known import Call, Unknown
 from .trials import tried_calls
 from .write import spec_text
+
+if TYPE_CHECKING:
+    from ..observe.records import RecordedCall
 
 __all__ = ["NO_CLASS", "Draft", "draft", "reference"]
 
@@ -270,7 +274,7 @@ class _Way:
         if self.compare:
             written.append(_PADDED)
         self.text = spec_text(model, calls, graphs, self.compare, comments=written)
-        batched = spec_text(model, calls, graphs, self.compare, comments=written, batch_dims=True)
+        batched = spec_text(model, calls, graphs, self.compare, comments=written, batch_dims=self.batched)
         fewer = _settled(batched, path, self.warnings)
         if fewer is not None:
             self.text, self.warnings = batched, fewer
@@ -288,8 +292,35 @@ class _Way:
                 self.warnings = _warnings(run)
                 graphs = run.observe("cpu", "float32").graphs.values()
                 self.has_lone_call = len(calls) > 1 and any(len(graph.seen) == 1 for graph in graphs)
+                self.batched = _batched([call for graph in graphs for call in graph.calls])
             run.close()
         return refused or []
+
+
+def _batched(calls: Sequence[RecordedCall]) -> bool | list[str]:
+    """The arguments whose first axis is the batch; true: of all that have one.
+
+    That of ``position_ids`` of several kinds, ``[4, batch, seq]``, is of the model: its size is another one
+    than that of most arguments, in some call.
+    """
+    import torch
+
+    batch: dict[str, bool] = {}
+    for call in calls:
+        first = {
+            name: {
+                leaf.shape[0]
+                for _, leaf in flatten_with_paths(value)
+                if isinstance(leaf, torch.Tensor) and leaf.dim()
+            }
+            for name, value in call.arguments.items()
+        }
+        sizes = Counter(size for found in first.values() for size in found)
+        most = max(sizes, key=lambda size: sizes[size], default=0)
+        for name, found in first.items():
+            if found:
+                batch[name] = batch.get(name, True) and found == {most}
+    return True if all(batch.values()) else [name for name, is_batch in batch.items() if is_batch]
 
 
 def _warnings(run: Any) -> list[str]:
@@ -299,7 +330,7 @@ def _warnings(run: Any) -> list[str]:
 
 
 def _settled(text: str, path: Path, warned: Sequence[str]) -> list[str] | None:
-    """What `text`, which calls the first axis of every input a batch, is warned of; ``None``: not of less.
+    """What `text`, which says of which inputs the first axis is a batch, is warned of; ``None``: not of less.
 
     Two calls cannot show that the first axes of the inputs of a decoder and of an encoder are one.
     """

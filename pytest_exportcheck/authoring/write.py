@@ -36,7 +36,7 @@ def spec_text(
     compare: Mapping[str, Any] | None = None,
     description: str = "",
     comments: Sequence[str] = (),
-    batch_dims: bool = False,
+    batch_dims: bool | Sequence[str] = False,
 ) -> str:
     """A spec for `model` with `calls`.
 
@@ -51,11 +51,11 @@ def spec_text(
     comments:
         Lines for the beginning of the file.
     batch_dims:
-        Axis 0 of every input is a batch.
+        Axis 0 of every input is a batch, or of those named.
     """
     observe: dict[str, Any] = {"calls": [{call.kind: _Block(_plain(call.arguments))} for call in calls]}
     if batch_dims:
-        observe["batch_dims"] = True
+        observe["batch_dims"] = batch_dims if batch_dims is True else [*batch_dims]
     if graphs:
         observe |= yaml.safe_load(graphs)
     data: dict[str, Any] = {"exportcheck": 1}

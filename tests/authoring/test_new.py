@@ -33,6 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ("llava", "AutoModelForImageTextToText", ["generate:", "values [["]),
         ("mamba", "AutoModelForCausalLM", ["generate:"]),
         ("qwen2_vl", "AutoModelForImageTextToText", ["image_grid_thw", "mm_token_type_ids"]),
+        # Its position_ids have the batch in their second axis.
+        ("qwen2_5_vl", "AutoModelForImageTextToText", ["batch_dims: [input_ids, mm_token_type_ids]"]),
     ],
 )
 def test_a_model_type(tmp_path: Path, model_type: str, auto_class: str, in_text: list[str]) -> None:
