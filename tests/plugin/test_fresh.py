@@ -296,10 +296,10 @@ def test_a_crash_or_hang_where_a_failure_is_to_be_confirmed(project, monkeypatch
     project.fake(
         """
 import os
-def patched(action, stage, act=module._act):
+def patched(action, stage, *more, act=module._act):
     # Only the process that runs the tests fails in an orderly way.
     here = os.environ["RUNS_THE_TESTS"] == str(os.getpid())
-    act("export" if action == "abort" and here else action, stage)
+    act("export" if action == "abort" and here else action, stage, *more)
 module._act = patched
 """
     )

@@ -463,18 +463,19 @@ def test_shards_that_are_all_cases_together_are_a_full_run(first, second, left_o
     assert lost or left_out is not None
 
 
-def test_missing_shapes_are_counted_alike_everywhere(tmp_path):
+def test_missing_shapes_are_counted_alike_everywhere(tmp_path, warm_plugin):
+    python = warm_plugin.executable
     absent = {**record("a", None, "fail shapes"), "golden_exists": False}
     differs = {**record("b", None, "fail shapes"), "golden_exists": True}
     fine = {**record("c", None), "golden": {"path": "g", "text": "t", "changed": False}}
     cases = [absent, differs, fine, record("a", "onnx-dynamo"), record("b", "onnx-dynamo", "fail export")]
     _write(tmp_path / "a.json", *cases[:3])
     _write(tmp_path / "b.json", *cases[3:])
-    done = _command(tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
+    done = _command(python, tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
     totals = "2 cases: 1 pass, 1 FAIL   shapes: 1 ok, 1 missing, 1 FAIL"
     assert done.stderr == f"all.json, of 2 reports: {totals}\n"
-    assert totals in _command(tmp_path, "show", "all.json").stdout.splitlines()
-    assert totals.replace("   ", ", ") in _command(tmp_path, "markdown", "all.json").stdout.splitlines()
+    assert totals in _command(python, tmp_path, "show", "all.json").stdout.splitlines()
+    assert totals.replace("   ", ", ") in _command(python, tmp_path, "markdown", "all.json").stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -526,19 +527,20 @@ def test_the_commands(tmp_path, warm_plugin):
     )  # fmt: skip
 
 
-def test_reports_without_a_common_case_are_not_compared(tmp_path):
+def test_reports_without_a_common_case_are_not_compared(tmp_path, warm_plugin):
+    python = warm_plugin.executable
     _write(tmp_path / "a.json", record("a", "onnx-dynamo", "skip"))
     _write(tmp_path / "b.json", record("b", "onnx-dynamo"))
-    done = _command(tmp_path, "compare", "a.json", "b.json")
+    done = _command(python, tmp_path, "compare", "a.json", "b.json")
     assert done.returncode == 2
     assert "No case in common: nothing was compared" in done.stdout
     assert "Nothing got worse" not in done.stdout
     assert done.stderr == "exportcheck: a.json and b.json have no case in common\n"
-    done = _command(tmp_path, "compare", "a.json", "b.json", "--format", "markdown")
+    done = _command(python, tmp_path, "compare", "a.json", "b.json", "--format", "markdown")
     assert done.returncode == 2
     assert done.stdout.startswith("## exportcheck compare: no case in common\n")
     # What ran and is gone is worse, whatever else there is.
-    done = _command(tmp_path, "compare", "b.json", "a.json")
+    done = _command(python, tmp_path, "compare", "b.json", "a.json")
     assert done.returncode == 1
     assert "1 case got worse" in done.stdout
 
