@@ -51,6 +51,16 @@ _OF_A_RUN = re.compile(
     r"COVERAGE_\w+|COV_CORE_\w+|PYTEST_\w+"
 )
 
+#: Variables that installed code writes itself, sooner or later as a run goes: where caches lie (torch does so
+#: when it asks for the folder first), and that threads or profilers are started otherwise. Whether one is set
+#: says what ran before, and no model has a reason to ask.
+_WRITTEN_BY_LIBRARIES = frozenset(
+    (
+        *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TOKENIZERS_PARALLELISM"),
+        *("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI", "NCCL_GRAPH_MIXING_SUPPORT"),
+    )
+)
+
 #: Modules of torch that hold what models call.
 _CALLED = (
     *("torch", "torch.functional", "torch.nn.functional", "torch._tensor", "torch.nn.modules.module"),
@@ -72,7 +82,9 @@ def variables(*, every: bool) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if not _OF_A_TEST.fullmatch(name) and (every or not _OF_A_RUN.fullmatch(name))
+        if not _OF_A_TEST.fullmatch(name)
+        and name not in _WRITTEN_BY_LIBRARIES
+        and (every or not _OF_A_RUN.fullmatch(name))
     }
 
 

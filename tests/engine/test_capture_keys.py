@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch._inductor.runtime import cache_dir_utils
 from torch.utils import _pytree
 
 from pytest_exportcheck.cache_settings import CacheSettings
@@ -471,6 +473,15 @@ def test_variables_of_a_run_count_only_where_code_reads_variables(monkeypatch: p
     assert "GITHUB_RUN_ID" not in few
     assert "GITHUB_RUN_ID" in every
     assert "PYTEST_CURRENT_TEST" not in every
+
+
+def test_variables_that_libraries_write_say_what_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    before = surroundings.variables(every=True)
+    cache_dir_utils.cache_dir()
+    assert "TORCHINDUCTOR_CACHE_DIR" in os.environ
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # transformers' pipelines
+    assert surroundings.variables(every=True) == before
 
 
 @pytest.mark.parametrize(
