@@ -52,7 +52,7 @@ class CaptureFacts:
     comparisons:
         Text of shapes (`dims_of`) -> comparisons of sizes in their symbols.
     patch_calls, patch_nodes:
-        Calls of each patch while it was captured, and the nodes made inside it.
+        What the record of its case says: calls of each patch, by the conversion too, and nodes made inside it.
     tensors:
         Parameter, buffer or constant of the program -> the model's name for it, or dtype, shape and bytes.
     """
@@ -64,10 +64,10 @@ class CaptureFacts:
     inputs: list[str]
     outputs: list[Any]
     comparisons: dict[str, list[dict[str, Any]]]
-    patch_calls: dict[str, int]
     tensors: dict[str, Any]
     state: list[str]
     converted: str = ""
+    patch_calls: dict[str, int] = field(default_factory=dict)
     patch_nodes: dict[str, int] = field(default_factory=dict)
 
 
@@ -199,7 +199,6 @@ class CaptureCache:
         paths: Sequence[str],
         watch: CaptureWatch,
         shapes: GraphShapes,
-        patch_calls: Mapping[str, int],
     ) -> PendingCapture:
         """What `write` will keep of a new capture; raises `NotSaveable` with the reason why it cannot."""
         if watch.missing:
@@ -234,7 +233,6 @@ class CaptureCache:
                 ]
                 for relation in (None, *shapes.thin)
             },
-            patch_calls={name: count for name, count in patch_calls.items() if count},
             tensors=_places(weights.tensors, _tensors(model), program),
             state=sorted(program.state_dict),
         )
