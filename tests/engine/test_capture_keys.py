@@ -21,6 +21,7 @@ from pytest_exportcheck.exporters.codes import code_digest
 from pytest_exportcheck.exporters.content import Content, Unreadable
 from pytest_exportcheck.patches.registry import load_patch_mode
 from pytest_exportcheck.spec import load_spec
+from pytest_exportcheck.spec.imports import load_object, sibling_imports
 from pytest_exportcheck.spec_run import SpecRun
 
 from .capture_runs import NET, Runs
@@ -215,6 +216,35 @@ def test_a_patch_of_the_users_is_part_of_it(tmp_path: Path) -> None:
     text = (tmp_path / "mine.py").read_text()
     (tmp_path / "mine.py").write_text(text.replace("clamp(min=0)", "clamp_min(0)"))
     assert once()["capture"] == "new"
+
+
+def test_files_that_only_other_specs_name_do_not_count(tmp_path: Path) -> None:
+    """Whether they were imported says what ran before; what the files of the spec import counts."""
+    for name, text in (
+        ("own", "import helper\n\n\nmake = 1\n"),
+        ("helper", "make = 1\n"),
+        ("other", "import theirs\n\n\nmake = 2\n"),
+        ("theirs", "import helper\n"),
+        ("any", "import importlib\n\n\nmake = 3\n"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+
+    def files(named: str | None, met: tuple[str, ...] = ()) -> set[str]:
+        outside = surroundings._outside(tmp_path, named, met)
+        return {Path(file).stem for _, file in outside if Path(file).parent == tmp_path}
+
+    spec = 'model: {factory: "own.py:make"}'
+    load_object("own.py:make", tmp_path)
+    with sibling_imports(tmp_path):
+        before = files(spec)
+    load_object("other.py:make", tmp_path)
+    load_object("any.py:make", tmp_path)
+    with sibling_imports(tmp_path):
+        assert files(spec) == before == {"own", "helper"}
+        assert files("{factory: other:make}") == {"other", "theirs", "helper"}
+        assert files("", (str(tmp_path / "theirs.py"),)) == {"theirs", "helper"}
+        everything = {"own", "helper", "other", "theirs", "any"}
+        assert files("any.py:make") == files(None) == everything, "it may import anything"
 
 
 # what cannot be read
