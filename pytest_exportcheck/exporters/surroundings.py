@@ -34,6 +34,9 @@ __all__ = ["add_flags", "add_installed", "process_digest", "variables"]
 
 _ROOT = Path(__file__).parent.parent
 
+#: Where commands lie that installed distributions bring.
+_SCRIPTS = sysconfig.get_paths()["scripts"]
+
 #: Variables that differ from run to run and that say nothing of a capture to torch or transformers. Where
 #: code of the user's reads variables, all but the first group count. ``CI`` itself counts: torch asks for it
 #: (``torch._functorch.config``).
@@ -237,6 +240,8 @@ def _outside(folder: Path, named: str | None, met: Iterable[str]) -> Iterator[tu
         if (filename := getattr(module, "__file__", None))
         and not is_installed(filename)
         and os.path.isabs(filename)
+        # The command `pytest`, which no worker of xdist and no `python -m pytest` has.
+        and not (name == "__main__" and os.path.dirname(filename) == _SCRIPTS)
     ]
     root = folder.resolve()
     siblings = siblings_of(folder)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
+import sysconfig
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -245,6 +248,17 @@ def test_files_that_only_other_specs_name_do_not_count(tmp_path: Path) -> None:
         assert files("", (str(tmp_path / "theirs.py"),)) == {"theirs", "helper"}
         everything = {"own", "helper", "other", "theirs", "any"}
         assert files("any.py:make") == files(None) == everything, "it may import anything"
+
+
+def test_the_command_of_pytest_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A worker of xdist finds what a run of one process kept."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    before = list(surroundings._outside(tmp_path, None, ()))
+    main.__file__ = str(Path(sysconfig.get_paths()["scripts"], "pytest"))
+    assert list(surroundings._outside(tmp_path, None, ())) == before
+    main.__file__ = str(tmp_path / "run_pytest.py")
+    assert ("__main__", main.__file__) in surroundings._outside(tmp_path, None, ())
 
 
 # what cannot be read
