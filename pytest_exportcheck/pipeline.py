@@ -57,6 +57,7 @@ from .foreign_errors import refusal
 from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
 from .patches.cures import cure_lines
+from .patches.engine import uncounted
 from .patches.evidence import diffs_of, evidence
 from .patches.reach import parts_of, reach_of
 from .plurals import counted
@@ -181,6 +182,7 @@ def _export(
     # What eager answers may depend on how often it was asked.
     repeatable = run.share and not anew and not graph.stateful and run.outcomes.keep
 
+    @uncounted()
     def on_capture(program: Any, runner: Run | None = None) -> None:
         if probe is not None:
             probe(program, watch, graph, activity)
@@ -210,12 +212,12 @@ def _export(
                     arguments,
                     answer,
                     parts_of(mode),
-                    activity,
                     watch,
                     graph.shapes,
                     input_paths,
                     settings,
                     renew=anew,
+                    aside=uncounted,
                 )
             request = ExportRequest(
                 model=target.module,
@@ -242,6 +244,7 @@ def _export(
                     graph.shapes,
                     lambda custom: reach_of(mode, custom_operators=custom),
                     renew=anew,
+                    aside=uncounted,
                 ),
                 captures=captures,
             )
@@ -258,7 +261,11 @@ def _export(
         found = evidence(activity, getattr(exported, "program", None))
         kept = getattr(exported, "kept", None)
         if found:
-            record["patches"] = found if kept is None else {**found, "nodes": dict(kept.facts.patch_nodes)}
+            if kept is not None:
+                # Neither captured nor converted here: what was seen of them then.
+                then = kept.facts
+                found |= {"called": dict(then.patch_calls), "nodes": dict(then.patch_nodes)}
+            record["patches"] = found
         if captures is not None:
             record.update(captures.facts)
             _note(record, captures.notes)
@@ -285,7 +292,7 @@ def _keep_capture(captures: CaseCaptures | None, record: dict[str, Any]) -> None
     """The case passed: what it captured may serve another run."""
     if captures is not None:
         captures.notes.clear()
-        captures.write((record.get("patches") or {}).get("nodes", {}))
+        captures.write(record.get("patches") or {})
         _note(record, captures.notes)
 
 

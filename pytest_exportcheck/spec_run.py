@@ -81,7 +81,9 @@ class SpecRun:
         kept = ConversionCache(cache.folder, cache.limit, cache.salt) if share and cache else None
         self.conversions = Conversions(keep=several, cache=kept)
         self.captures = (
-            CaptureCache(cache.folder, cache.limit, cache.salt, spec.folder) if share and cache else None
+            CaptureCache(cache.folder, cache.limit, cache.salt, spec.folder, spec.document.text or None)
+            if share and cache
+            else None
         )
         self.outcomes = Outcomes(keep=several)
         self.modes: dict[str, PatchMode] = {}

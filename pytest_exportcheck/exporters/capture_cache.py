@@ -52,7 +52,7 @@ class CaptureFacts:
     comparisons:
         Text of shapes (`dims_of`) -> comparisons of sizes in their symbols.
     patch_calls, patch_nodes:
-        Calls of each patch while it was captured, and the nodes made inside it.
+        What the record of its case says: calls of each patch, by the conversion too; nodes made inside it.
     tensors:
         Parameter, buffer or constant of the program -> the model's name for it, or dtype, shape and bytes.
     """
@@ -64,10 +64,10 @@ class CaptureFacts:
     inputs: list[str]
     outputs: list[Any]
     comparisons: dict[str, list[dict[str, Any]]]
-    patch_calls: dict[str, int]
     tensors: dict[str, Any]
     state: list[str]
     converted: str = ""
+    patch_calls: dict[str, int] = field(default_factory=dict)
     patch_nodes: dict[str, int] = field(default_factory=dict)
 
 
@@ -111,14 +111,17 @@ class CaptureCache:
     ----------
     folder, limit, salt:
         As those of `conversion_cache.ConversionCache`.
-    spec_folder:
-        Files next to the spec are part of the key.
+    spec_folder, spec:
+        The spec's folder, and its text: files next to it that it names are part of the key (``None``: all).
     """
 
-    def __init__(self, folder: Path, limit: int, salt: str, spec_folder: Path) -> None:
+    def __init__(
+        self, folder: Path, limit: int, salt: str, spec_folder: Path, spec: str | None = None
+    ) -> None:
         self._files = CacheFiles(folder, limit, "capture", "program.json")
         self._salt = salt
         self._spec_folder = spec_folder
+        self._spec = spec
         #: Of this spec, by graph: modes that capture the same program need not write it down twice.
         self._written: dict[str, tuple[Weights, bytes]] = {}
 
@@ -156,7 +159,7 @@ class CaptureCache:
         classes = {cls for part in model.modules() for cls in type(part).__mro__}
         classes |= {cls for value in arguments.values() for cls in type(value).__mro__}
         ordered = sorted(classes, key=lambda cls: (cls.__module__, cls.__qualname__))
-        add_installed(content, ordered, self._spec_folder)
+        add_installed(content, ordered, self._spec_folder, self._spec)
         return {
             "content": content.hexdigest(),
             "process": process_digest(),
@@ -199,7 +202,6 @@ class CaptureCache:
         paths: Sequence[str],
         watch: CaptureWatch,
         shapes: GraphShapes,
-        patch_calls: Mapping[str, int],
     ) -> PendingCapture:
         """What `write` will keep of a new capture; raises `NotSaveable` with the reason why it cannot."""
         if watch.missing:
@@ -234,7 +236,6 @@ class CaptureCache:
                 ]
                 for relation in (None, *shapes.thin)
             },
-            patch_calls={name: count for name, count in patch_calls.items() if count},
             tensors=_places(weights.tensors, _tensors(model), program),
             state=sorted(program.state_dict),
         )

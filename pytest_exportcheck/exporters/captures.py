@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +39,12 @@ class CaseCaptures:
         What eager returns for them.
     patches:
         Those in place, by name, as objects (`patches.reach.parts_of`); ``None``: they cannot be told.
-    activity:
-        Counts their calls (`patches.engine.Activity`), or something else.
     paths:
         Of the tensors in `kwargs`.
     renew:
         Read no entry: a case failed with one.
+    aside:
+        Around what is done for the cache: no part of the export (`patches.engine.uncounted`).
     facts, notes:
         For the record.
     """
@@ -53,12 +55,12 @@ class CaseCaptures:
     arguments: Mapping[str, Any]
     answer: Any
     patches: Mapping[str, Any] | None
-    activity: Any
     watch: CaptureWatch
     shapes: GraphShapes
     paths: Sequence[str]
     settings: Mapping[str, Any]
     renew: bool = False
+    aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _key: dict[str, Any] | None = None
@@ -70,6 +72,11 @@ class CaseCaptures:
     ) -> torch.export.ExportedProgram | KeptCapture:
         """What `make` captures, or the same of an earlier run, which is to be given to `use` or `anew`."""
         self._make = make
+        with self.aside():
+            found = self._found(settings)
+        return self.anew() if found is None else found
+
+    def _found(self, settings: Mapping[str, Any]) -> KeptCapture | None:
         try:
             if self.patches is None:
                 raise Unreadable("the patch mode does not tell its patches")
@@ -78,27 +85,25 @@ class CaseCaptures:
             self._key = self.cache.key(self.model, self.arguments, self.shapes, self.patches, given)
         except Unreadable as reason:
             self.facts["capture_not_kept"] = str(reason)
-            return self.anew()
-        if not self.renew:
-            found, notes = self.cache.read(self._key, self.model, (self.kwargs, *specs))
-            self.notes += notes
-            if found is not None:
-                return found
-        return self.anew()
+            return None
+        if self.renew:
+            return None
+        found, notes = self.cache.read(self._key, self.model, (self.kwargs, *specs))
+        self.notes += notes
+        return found
 
     def anew(self) -> torch.export.ExportedProgram:
         """Capture; what can be kept of it is held until `write`."""
         assert self._make is not None
-        before = self._calls()
         program = self._make()
         self.facts["capture"] = "new"
         if self._key is None:
             return program
-        calls = {name: count - before.get(name, 0) for name, count in self._calls().items()}
         try:
-            self._pending = self.cache.remember(
-                self._key, program, self.model, self.kwargs, self.paths, self.watch, self.shapes, calls
-            )
+            with self.aside():
+                self._pending = self.cache.remember(
+                    self._key, program, self.model, self.kwargs, self.paths, self.watch, self.shapes
+                )
         except NotSaveable as reason:
             self.facts["capture_not_kept"] = str(reason)
         return program
@@ -106,22 +111,19 @@ class CaseCaptures:
     def use(self, kept: KeptCapture) -> None:
         """The case goes on with `kept`: what was seen while it was made counts as seen."""
         self.watch.restore(kept.facts.comparisons)
-        if hasattr(self.activity, "add"):
-            self.activity.add(kept.facts.patch_calls)
         self.facts["capture"] = "cached"
 
     def converted(self, program: torch.export.ExportedProgram) -> None:
         """`program` is about to be converted, with the fixes of the patch mode."""
         pending = self._pending
-        if pending is not None and pending.weights.equal(Weights.of(program)):
-            pending.facts.converted = graph_digest(program, self.watch, self.shapes)
+        with self.aside():
+            if pending is not None and pending.weights.equal(Weights.of(program)):
+                pending.facts.converted = graph_digest(program, self.watch, self.shapes)
 
-    def write(self, patch_nodes: Mapping[str, int]) -> None:
-        """The case passed: keep its capture, if it is a new one."""
+    def write(self, patches: Mapping[str, Any]) -> None:
+        """The case passed: keep its capture, if it is a new one, with what the record says of `patches`."""
         if self._pending is not None:
-            self._pending.facts.patch_nodes = dict(patch_nodes)
+            self._pending.facts.patch_calls = dict(patches.get("called", {}))
+            self._pending.facts.patch_nodes = dict(patches.get("nodes", {}))
             self.notes += self.cache.write(self._pending)
             self._pending = None
-
-    def _calls(self) -> dict[str, int]:
-        return dict(self.activity.so_far()) if hasattr(self.activity, "so_far") else {}

@@ -179,6 +179,8 @@ class Content:
         Code of the user's that was met reads environment variables.
     modules:
         Names of the installed modules whose functions and classes were met, and of those met themselves.
+    files:
+        Those that the code of others that was met is in.
     """
 
     def __init__(self) -> None:
@@ -187,14 +189,14 @@ class Content:
         self._met: dict[int, tuple[int, Any]] = {}
         self._path: list[str] = []
         self._storages: dict[int, int] = {}
-        self._files: set[str] = set()
+        self.files: set[str] = set()
         self.mentions_environment = False
         self.modules: set[str] = set()
 
     def hexdigest(self) -> str:
         """Of everything added so far, and of the files that the code is in."""
         digest = self._digest.copy()
-        for filename in sorted(self._files):
+        for filename in sorted(self.files):
             digest.update(file_digest(filename).encode())
         return digest.hexdigest()
 
@@ -320,6 +322,7 @@ class Content:
             part.add("element", item)
             self.mentions_environment |= part.mentions_environment
             self.modules |= part.modules
+            self.files |= part.files
             found.append(part.hexdigest())
         self._token("set", *sorted(found))
 
@@ -490,7 +493,7 @@ class Content:
 
     def _code(self, code: types.CodeType) -> None:
         if not code.co_filename.startswith("<"):
-            self._files.add(code.co_filename)
+            self.files.add(code.co_filename)
         self._token("code", code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
         self._token(code.co_flags, code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount)
         self._token(code.co_exceptiontable, code.co_firstlineno)
@@ -554,7 +557,7 @@ class Content:
             return
         filename = getattr(value, "__file__", None)
         if filename is not None:
-            self._files.add(filename)
+            self.files.add(filename)
         silent = {"__builtins__", "__cached__", "__file__", "__loader__", "__spec__", "__path__", "__doc__"}
         self._mapping("namespace", {key: item for key, item in vars(value).items() if key not in silent})
 

@@ -6,7 +6,9 @@ all of these are the same it is not made again, and the numbers of what it made 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +107,8 @@ class CaseConversions:
         cannot be told, and nothing is shared.
     renew:
         A conversion that is known failed: make a new one, and keep that in its place.
+    aside:
+        As that of `captures.CaseCaptures`.
     """
 
     conversions: Conversions
@@ -114,6 +118,7 @@ class CaseConversions:
     shapes: GraphShapes
     reach: Callable[[bool], Any]
     renew: bool = False
+    aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
 
     def obtain(
         self,
@@ -135,10 +140,11 @@ class CaseConversions:
         reach = self.reach(bool(others)) if self.conversions.keep or cache is not None else None
         if reach is None:
             return make(), {}
-        digest = graph_digest(program, self.watch, self.shapes)
-        weights = Weights.of(program)
-        known = others <= {"transformers"}
-        found, scope, key, notes = self._look_up(digest, settings, weights, reach, known)
+        with self.aside():
+            digest = graph_digest(program, self.watch, self.shapes)
+            weights = Weights.of(program)
+            known = others <= {"transformers"}
+            found, scope, key, notes = self._look_up(digest, settings, weights, reach, known)
         if found is not None:
             return torch.onnx.ONNXProgram(found[0], program), found[1]
         before, frozen = self.watch.mark(), list(self.watch.frozen())
@@ -148,7 +154,8 @@ class CaseConversions:
         decided = self.watch.decided(self.shapes, before)
         self._keep(scope, weights, made.model, decided)
         if cache is not None and key is not None:
-            notes += cache.write(key, made.model, weights.tensors, decided)
+            with self.aside():
+                notes += cache.write(key, made.model, weights.tensors, decided)
         return made, _facts("new", notes)
 
     def find(self, digest: str, settings: str, weights: Weights) -> tuple[Any, dict[str, Any]] | None:
@@ -160,7 +167,8 @@ class CaseConversions:
             `fingerprint.graph_digest` of the program as it was converted.
         """
         reach = self.reach(False)
-        return None if reach is None else self._look_up(digest, settings, weights, reach, True)[0]
+        with self.aside():
+            return None if reach is None else self._look_up(digest, settings, weights, reach, True)[0]
 
     def _look_up(
         self, digest: str, settings: str, weights: Weights, reach: Any, known: bool

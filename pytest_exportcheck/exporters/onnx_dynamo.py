@@ -258,6 +258,7 @@ class OnnxDynamo:
             assert request.captures is not None
             program = request.captures.anew()
         request.captured(program)
+        nodes = len(program.graph.nodes)
         # The mode may have fixes for the graph (``hf``); they work in place.
         table = request.mode.before_convert(program) if request.mode is not None else None
 
@@ -280,5 +281,5 @@ class OnnxDynamo:
             match_inputs(program, request.input_paths, [str(value.name) for value in graph.inputs]),
             paths,
             constants,
-            facts={"fx_nodes": len(program.graph.nodes), **facts},
+            facts={"fx_nodes": nodes, **facts},
         )

@@ -8,6 +8,7 @@ model calls.
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import os
@@ -17,7 +18,7 @@ import sys
 import sysconfig
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,16 @@ import torch
 from torch.utils import _pytree
 from torch.utils._config_module import ConfigModule
 
+from ..spec.imports import siblings_of
 from .content import Content, file_digest, is_genuine, is_installed
 from .installed import state_of
 
 __all__ = ["add_flags", "add_installed", "process_digest", "variables"]
 
 _ROOT = Path(__file__).parent.parent
+
+#: Where commands lie that installed distributions bring.
+_SCRIPTS = sysconfig.get_paths()["scripts"]
 
 #: Variables that differ from run to run and that say nothing of a capture to torch or transformers. Where
 #: code of the user's reads variables, all but the first group count. ``CI`` itself counts: torch asks for it
@@ -49,6 +54,16 @@ _OF_A_RUN = re.compile(
     r"EDITOR|VISUAL|PAGER|MANPAGER|MANPATH|INFOPATH|LESS\w*|LS_COLORS|LSCOLORS|COLORTERM|COLORFGBG|CLICOLOR\w*|"
     r"NO_COLOR|FORCE_COLOR|LANG|LANGUAGE|VIRTUAL_ENV\w*|CONDA_\w+|_CE_\w+|ImageOS|ImageVersion|TMPDIR|TEMP|TMP|"
     r"COVERAGE_\w+|COV_CORE_\w+|PYTEST_\w+"
+)
+
+#: Variables that installed code writes itself, sooner or later as a run goes: where caches lie (torch does so
+#: when it asks for the folder first), and that threads or profilers are started otherwise. Whether one is set
+#: says what ran before, and no model has a reason to ask.
+_WRITTEN_BY_LIBRARIES = frozenset(
+    (
+        *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TOKENIZERS_PARALLELISM"),
+        *("DISABLE_CUPTI_LAZY_REINIT", "TEARDOWN_CUPTI", "NCCL_GRAPH_MIXING_SUPPORT"),
+    )
 )
 
 #: Modules of torch that hold what models call.
@@ -72,7 +87,9 @@ def variables(*, every: bool) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(os.environ.items())
-        if not _OF_A_TEST.fullmatch(name) and (every or not _OF_A_RUN.fullmatch(name))
+        if not _OF_A_TEST.fullmatch(name)
+        and name not in _WRITTEN_BY_LIBRARIES
+        and (every or not _OF_A_RUN.fullmatch(name))
     }
 
 
@@ -170,7 +187,7 @@ def _default(module: ConfigModule, key: str) -> Any:
     return entry.default
 
 
-def add_installed(content: Content, classes: Sequence[type], folder: Path) -> None:
+def add_installed(content: Content, classes: Sequence[type], folder: Path, named: str | None = None) -> None:
     """Add what of installed code was changed, and the files of everybody else's.
 
     Parameters
@@ -179,6 +196,9 @@ def add_installed(content: Content, classes: Sequence[type], folder: Path) -> No
         Those of the model's modules.
     folder:
         Of the spec: files next to another one are none of its business.
+    named:
+        Text of the spec: of the files next to it those count that it names, and what they import (``None``:
+        all). Whether another spec in the folder has had its file imported says what ran before.
     """
     own = __name__.partition(".")[0]
     met = {cls.__module__ for cls in classes}
@@ -195,7 +215,7 @@ def add_installed(content: Content, classes: Sequence[type], folder: Path) -> No
         content.add(name, state)
         if strangers:
             content.add(name, strangers)
-    for name, filename in _outside(folder):
+    for name, filename in _outside(folder, named, content.files):
         content.add(name, file_digest(filename))
     for cls, node in sorted(_pytree.SUPPORTED_NODES.items(), key=lambda entry: str(entry[0])):
         functions = (node.flatten_fn, node.unflatten_fn)
@@ -211,7 +231,7 @@ def _digest_of(filename: str) -> str:
     return file_digest(filename)
 
 
-def _outside(folder: Path) -> Iterator[tuple[str, str]]:
+def _outside(folder: Path, named: str | None, met: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(name, file) of imported modules that are no installed code, in order."""
     # Modules that torch makes itself have a name for a file.
     outside = [
@@ -220,13 +240,59 @@ def _outside(folder: Path) -> Iterator[tuple[str, str]]:
         if (filename := getattr(module, "__file__", None))
         and not is_installed(filename)
         and os.path.isabs(filename)
+        # The command `pytest`, which no worker of xdist and no `python -m pytest` has.
+        and not (name == "__main__" and os.path.dirname(filename) == _SCRIPTS)
     ]
+    root = folder.resolve()
+    siblings = siblings_of(folder)
+    beside: dict[str, list[tuple[str, str]]] = {}
+    others = []
     for name, filename in sorted(outside):
         if name.startswith("_exportcheck_"):
-            if Path(filename).parent != folder.resolve():
-                continue
-            name = Path(filename).name
-        yield name, filename
+            if Path(filename).parent == root:
+                beside.setdefault(Path(filename).stem, []).append((Path(filename).name, filename))
+        elif name in siblings:
+            beside.setdefault(name.partition(".")[0], []).append((name, filename))
+        else:
+            others.append((name, filename))
+    wanted = beside.keys() if named is None else _reached(beside, named, set(met))
+    yield from sorted({*others, *(each for top in wanted for each in beside[top])})
+
+
+def _reached(beside: Mapping[str, list[tuple[str, str]]], named: str, met: set[str]) -> set[str]:
+    """Names of the modules in `beside` that a spec names, whose code was met, and what these import."""
+    stack = [
+        top
+        for top, modules in beside.items()
+        if re.search(rf"\b{re.escape(top)}(\.[\w.]+)?:", named)
+        or any(filename in met for _, filename in modules)
+    ]
+    found: set[str] = set()
+    while stack:
+        top = stack.pop()
+        if top in found:
+            continue
+        found.add(top)
+        for _, filename in beside[top]:
+            names = _imported(Path(filename).read_bytes())
+            if names is None:
+                return set(beside)
+            stack += [name for name in names if name in beside]
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def _imported(source: bytes) -> frozenset[str] | None:
+    """Top-level names that a file imports; ``None``: it may import by a text."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.Name) and node.id in ("__import__", "exec", "eval"):
+            return None
+    return None if names & {"importlib", "runpy", "pkgutil"} else frozenset(names)
 
 
 def _modules_of(met: Iterable[str]) -> set[str]:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from ..errors import PatchError
 from .patch import MISSING, Patch, name_of, nearest, resolve
 from .scoped import entered
 
-__all__ = ["Activity", "active_patches", "applied", "codes_of", "frame_of"]
+__all__ = ["Activity", "active_patches", "applied", "codes_of", "frame_of", "uncounted"]
 
 #: Held while any patch is active: patches are process-wide, so a second thread would export under the first
 #: one's, and restore them under its feet.
@@ -70,12 +70,6 @@ class Activity:
             if (live := _ACTIVE[patch]).function is not None
         }
 
-    def add(self, calls: Mapping[str, int]) -> None:
-        """Count calls that were made while a capture of an earlier run was made; inside the block only."""
-        for name, count in calls.items():
-            if name in self.patches:
-                _ACTIVE[self.patches[name]].calls += count
-
     def called(self) -> dict[str, int]:
         """Those that were called at least once."""
         return {name: count for name, count in self.calls.items() if count}
@@ -84,6 +78,18 @@ class Activity:
 def active_patches() -> tuple[Patch, ...]:
     """The patches in place now, of every block, in the order in which they were put there."""
     return tuple(_ACTIVE)
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """Calls inside the block count for no patch: they are those of our own code, and of no export."""
+    before = {patch: live.calls for patch, live in _ACTIVE.items()}
+    try:
+        yield
+    finally:
+        for patch, calls in before.items():
+            if patch in _ACTIVE:
+                _ACTIVE[patch].calls = calls
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ __all__ = [
     "load_object",
     "package_folder",
     "sibling_imports",
+    "siblings_of",
 ]
 
 #: Path of a file next to a spec -> its mtime and size when it was loaded, and the module.
@@ -79,6 +80,11 @@ def sibling_imports(folder: Path) -> Iterator[None]:
             if (path := _file_of(module)) is not None and path.is_file():
                 _LOADED.setdefault(path, (_stamp(path), module))
         sys.modules.update(shadowed)
+
+
+def siblings_of(folder: Path) -> Collection[str]:
+    """Names of the modules that were imported from `folder` as siblings."""
+    return _SIBLINGS.get(str(folder.resolve()), {}).keys()
 
 
 def _found_in(root: str, names: Collection[str], before: Collection[str]) -> list[str]:

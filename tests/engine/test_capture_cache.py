@@ -68,6 +68,15 @@ def test_a_second_run_captures_nothing(runs: Runs, captured: list[str], exporter
     assert second["resize"]["thresholds"] == alone["resize"]["thresholds"] != []
 
 
+def test_fixes_of_a_mode_and_calls_by_the_conversion_are_in_the_record_of_both_runs(runs: Runs) -> None:
+    """Nodes are counted as captured, before the fixes; patches are called by torch.onnx too."""
+    alone, first, second = (runs("onnx-dynamo", "hf", cache=cache) for cache in (False, True, True))
+    assert (first["capture"], second["capture"]) == ("new", "cached")
+    assert alone["fx_nodes"] == first["fx_nodes"] == second["fx_nodes"]
+    assert alone["patches"] == first["patches"] == second["patches"]
+    assert first["patches"]["called"]
+
+
 def test_an_entry_is_json_without_weights(runs: Runs) -> None:
     runs()
     (entry,) = runs.entries()

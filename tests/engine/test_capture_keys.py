@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
+import sysconfig
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch._inductor.runtime import cache_dir_utils
 from torch.utils import _pytree
 
 from pytest_exportcheck.cache_settings import CacheSettings
@@ -19,6 +24,7 @@ from pytest_exportcheck.exporters.codes import code_digest
 from pytest_exportcheck.exporters.content import Content, Unreadable
 from pytest_exportcheck.patches.registry import load_patch_mode
 from pytest_exportcheck.spec import load_spec
+from pytest_exportcheck.spec.imports import load_object, sibling_imports
 from pytest_exportcheck.spec_run import SpecRun
 
 from .capture_runs import NET, Runs
@@ -213,6 +219,46 @@ def test_a_patch_of_the_users_is_part_of_it(tmp_path: Path) -> None:
     text = (tmp_path / "mine.py").read_text()
     (tmp_path / "mine.py").write_text(text.replace("clamp(min=0)", "clamp_min(0)"))
     assert once()["capture"] == "new"
+
+
+def test_files_that_only_other_specs_name_do_not_count(tmp_path: Path) -> None:
+    """Whether they were imported says what ran before; what the files of the spec import counts."""
+    for name, text in (
+        ("own", "import helper\n\n\nmake = 1\n"),
+        ("helper", "make = 1\n"),
+        ("other", "import theirs\n\n\nmake = 2\n"),
+        ("theirs", "import helper\n"),
+        ("any", "import importlib\n\n\nmake = 3\n"),
+    ):
+        (tmp_path / f"{name}.py").write_text(text)
+
+    def files(named: str | None, met: tuple[str, ...] = ()) -> set[str]:
+        outside = surroundings._outside(tmp_path, named, met)
+        return {Path(file).stem for _, file in outside if Path(file).parent == tmp_path}
+
+    spec = 'model: {factory: "own.py:make"}'
+    load_object("own.py:make", tmp_path)
+    with sibling_imports(tmp_path):
+        before = files(spec)
+    load_object("other.py:make", tmp_path)
+    load_object("any.py:make", tmp_path)
+    with sibling_imports(tmp_path):
+        assert files(spec) == before == {"own", "helper"}
+        assert files("{factory: other:make}") == {"other", "theirs", "helper"}
+        assert files("", (str(tmp_path / "theirs.py"),)) == {"theirs", "helper"}
+        everything = {"own", "helper", "other", "theirs", "any"}
+        assert files("any.py:make") == files(None) == everything, "it may import anything"
+
+
+def test_the_command_of_pytest_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A worker of xdist finds what a run of one process kept."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    before = list(surroundings._outside(tmp_path, None, ()))
+    main.__file__ = str(Path(sysconfig.get_paths()["scripts"], "pytest"))
+    assert list(surroundings._outside(tmp_path, None, ())) == before
+    main.__file__ = str(tmp_path / "run_pytest.py")
+    assert ("__main__", main.__file__) in surroundings._outside(tmp_path, None, ())
 
 
 # what cannot be read
@@ -471,6 +517,15 @@ def test_variables_of_a_run_count_only_where_code_reads_variables(monkeypatch: p
     assert "GITHUB_RUN_ID" not in few
     assert "GITHUB_RUN_ID" in every
     assert "PYTEST_CURRENT_TEST" not in every
+
+
+def test_variables_that_libraries_write_say_what_ran_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    before = surroundings.variables(every=True)
+    cache_dir_utils.cache_dir()
+    assert "TORCHINDUCTOR_CACHE_DIR" in os.environ
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # transformers' pipelines
+    assert surroundings.variables(every=True) == before
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,7 @@ def test_runs_with_a_cache(real, warm_python, workers):
     args += ["--exportcheck-cache=kept", "specs"]
 
     def run(*more: str) -> tuple[list[str], dict[str, str]]:
-        # Workers in new interpreters, as users have them; what `-n0` starts is warm.
-        result = warm_python.pytest([*args, *more], timeout=600, alone=workers != "-n0")
+        result = warm_python.pytest([*args, *more], timeout=600)
         validated(real)
         reused = [
             line
