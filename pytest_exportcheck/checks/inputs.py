@@ -312,9 +312,9 @@ def _judge_dropped(
             single = ((path, question.of_outputs([path], outputs[paths])) for path in paths)
             path, found = next(((p, each) for p, each in single if each), (", ".join(paths[:_MOST]), found))
             failed = [result.path for result in found.results if not result.ok]
-            does = "does" if len(failed) == 1 else "do"
+            does, names = "does" if len(failed) == 1 else "do", ", ".join(failed[:_MOST])
             raise CompareError(
-                f"{', '.join(failed[:_MOST])} of the program {does} not depend on {path}, and eager's {does}: "
+                f"{names} of the program {does} not depend on {path}, and eager's {does}: "
                 "its values were baked into the program, or it was exported without the code that reads them",
                 details=[
                     f"with {found.how} in {path}: {_summary(found.results, tolerances)} "
