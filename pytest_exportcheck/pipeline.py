@@ -19,7 +19,7 @@ from .checks.case_leaks import Leftovers
 from .checks.compare import Tolerances, compare_leaves
 from .checks.equivalence import check_patches
 from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
-from .checks.inputs import check_unread_inputs, refuse_baked_inputs, unread_inputs
+from .checks.inputs import check_unread_inputs, inputs_by_output, refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
 from .checks.own import load_own
 from .checks.remains import TraceRemains
@@ -524,8 +524,8 @@ def _run_observed(
             if not BLAMELESS.keys() & error.facts.keys():
                 error.details += captured.on_observed_calls()
             raise
-        if (unread := unread_inputs(exported, request.input_paths, session, graph)) is not None:
-            check_unread_inputs(spec, graph, session, unread, tolerances, record, captured.at)
+        if (read := inputs_by_output(exported, request, session)) is not None:
+            check_unread_inputs(spec, graph, session, read, tolerances, record, captured.at)
         stages("resize")
         captures = request.captures
         try:

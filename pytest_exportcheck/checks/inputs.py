@@ -7,6 +7,7 @@ numbers in every call that masks nothing. So eager is called with other values t
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ import torch
 from torch.utils import _pytree
 
 from ..errors import CompareError, ConvertError, ExportCheckError, RunError
-from ..exporters.base import Exported, plain_copy
-from ..exporters.dependence import paths_of_outputs
+from ..exporters.base import Exported, ExportRequest, plain_copy
+from ..exporters.dependence import paths_by_output
 from ..observe.observation import GraphObservation, warn_of_spec
 from ..observe.records import RecordedCall
 from ..observe.targets import Target
@@ -33,19 +34,31 @@ from .numbers import Leaves, _inputs_by_path, _run, _summary
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
 
-__all__ = ["UNREAD", "check_unread_inputs", "refuse_baked_inputs", "unread_inputs"]
+__all__ = ["check_unread_inputs", "inputs_by_output", "is_unread", "refuse_baked_inputs"]
 
 #: How the message of such a failure begins.
-UNREAD = "no output of the program depends on "
+_UNREAD = "no output of the program depends on "
+
+#: What it says, after the outputs, where others do.
+_NOT_ON = re.compile(r"^[^\n]* of the program (does|do) not depend on ")
 
 #: How many inputs a message names.
 _MOST = 4
+
+#: Of so many sets of inputs that single outputs do not depend on, so many other values are tried: those that
+#: depend on most inputs first. In a decoder each layer's keys have a set of their own.
+_SETS, _TRIES = 8, 2
 
 _LOOK_FOR = (
     "look for code that asks whether the model is exported (torch.compiler.is_compiling, "
     "torch.compiler.is_exporting, torch.jit.is_tracing, torch.onnx.is_in_onnx_export), and for values that "
     "become Python numbers"
 )
+
+
+def is_unread(message: str) -> bool:
+    """Whether `message` is of such a failure: with the observed values the program is right."""
+    return message.startswith(_UNREAD) or _NOT_ON.match(message) is not None
 
 
 def _is_index(tensor: torch.Tensor) -> bool:
@@ -173,36 +186,48 @@ class _Asked:
     refusal: str = ""
 
 
-def unread_inputs(
-    exported: Exported, input_paths: Sequence[str], session: Session, graph: GraphObservation
-) -> list[str] | None:
-    """Paths of the inputs on which no output of a program depends; ``None`` if it cannot be looked into."""
+def inputs_by_output(
+    exported: Exported, request: ExportRequest, session: Session
+) -> dict[str, frozenset[str]] | None:
+    """Path of an output -> paths of the inputs that it depends on; ``None`` if it cannot be looked into."""
     if isinstance(exported.program, torch.export.ExportedProgram):
-        read = paths_of_outputs(exported.program, input_paths)
+        paths = request.output_paths
+        read = paths_by_output(exported.program, request.input_paths)
     elif isinstance(session, OnnxRuntimeSession):
-        names = exported.input_names
-        read = frozenset(path for path, name in names.items() if name in session.read_inputs)
+        paths = exported.output_paths
+        by_name = {name: path for path, name in exported.input_names.items()}
+        read = [frozenset(by_name[n] for n in names if n in by_name) for names in session.read_inputs]
     else:
         return None
-    return [leaf.path for leaf in graph.shapes.tensors() if leaf.path not in read]
+    if len(paths) != len(read):
+        # What belongs to which output is not known: each counts for all.
+        return dict.fromkeys(paths, frozenset[str]().union(*read))
+    found: dict[str, frozenset[str]] = {}
+    for path, inputs in zip(paths, read, strict=True):
+        # An output without a path is none of the model's.
+        if path:
+            found[path] = found.get(path, frozenset()) | inputs
+    return found
 
 
 def check_unread_inputs(
     spec: ModelSpec,
     graph: GraphObservation,
     session: Session,
-    unread: Sequence[str],
+    read: Mapping[str, frozenset[str]],
     tolerances: Tolerances,
     record: dict[str, Any],
     captured: Callable[[Mapping[str, Any], Leaves], list[str]],
 ) -> None:
-    """See whether eager's outputs depend on the inputs at the paths `unread`; those of the program do not.
+    """See whether eager's outputs depend on inputs that those of the program do not depend on.
 
-    To be called when the program agrees with eager on every observed call. Nothing is run if `unread` is
-    empty.
+    To be called when the program agrees with eager on every observed call. Nothing is run if every output
+    depends on every input.
 
     Parameters
     ----------
+    read:
+        As `inputs_by_output` returns it.
     captured:
         What the captured program does with these arguments, for details.
 
@@ -211,9 +236,24 @@ def check_unread_inputs(
     CompareError
         Other values there change what eager returns, and the program does not follow.
     """
+    inputs = [leaf.path for leaf in graph.shapes.tensors()]
+    by_any = frozenset[str]().union(*read.values())
+    unread = [path for path in inputs if path not in by_any]
     record["unused_inputs"] = list(unread)
-    if not unread:
-        return
+    if unread:
+        _judge_unread(spec, graph, session, unread, tolerances, record, captured)
+    _judge_dropped(spec, graph, session, read, [p for p in inputs if p in by_any], tolerances, captured)
+
+
+def _judge_unread(
+    spec: ModelSpec,
+    graph: GraphObservation,
+    session: Session,
+    unread: Sequence[str],
+    tolerances: Tolerances,
+    record: dict[str, Any],
+    captured: Callable[[Mapping[str, Any], Leaves], list[str]],
+) -> None:
     asked = _ask(spec, graph, session, unread, tolerances)
     found = {path: each.difference for path, each in asked.items() if each.difference is not None}
     if found:
@@ -221,7 +261,7 @@ def check_unread_inputs(
         more = f" and {len(found) - _MOST} more" if len(found) > _MOST else ""
         them, their = ("it", "its") if len(found) == 1 else ("them", "their")
         raise CompareError(
-            f"{UNREAD}{', '.join(list(found)[:_MOST])}{more}, and eager's "
+            f"{_UNREAD}{', '.join(list(found)[:_MOST])}{more}, and eager's "
             f"outputs depend on {them}: {their} values were baked into the program, or it was exported "
             "without the code that reads them",
             details=[
@@ -241,6 +281,50 @@ def check_unread_inputs(
     for note in _notes(unused, unknown):
         record.setdefault("warnings", []).append(note)
         warn_of_spec(spec, note, graph.name)
+
+
+def _judge_dropped(
+    spec: ModelSpec,
+    graph: GraphObservation,
+    session: Session,
+    read: Mapping[str, frozenset[str]],
+    inputs: Sequence[str],
+    tolerances: Tolerances,
+    captured: Callable[[Mapping[str, Any], Leaves], list[str]],
+) -> None:
+    """Of inputs that some outputs depend on: see whether in eager others do too."""
+    outputs: dict[tuple[str, ...], list[str]] = {}
+    for path, known in read.items():
+        outputs.setdefault(tuple(each for each in inputs if each not in known), []).append(path)
+    sets = sorted((each for each in outputs if each), key=len)[:_SETS]
+    target = _copied(graph) if sets else None
+    if not isinstance(target, Target):
+        return
+    with _undisturbed():
+        for paths in sets:
+            position = next(filter(None.__ne__, (_call_to_change(graph, path) for path in paths)), None)
+            if position is None:
+                continue
+            question = _Question(spec, graph.calls[position], target, graph, session, tolerances)
+            found = question.of_outputs(paths, outputs[paths])
+            if found is None:
+                continue
+            single = ((path, question.of_outputs([path], outputs[paths])) for path in paths)
+            path, found = next(((p, each) for p, each in single if each), (", ".join(paths[:_MOST]), found))
+            failed = [result.path for result in found.results if not result.ok]
+            does, names = "does" if len(failed) == 1 else "do", ", ".join(failed[:_MOST])
+            raise CompareError(
+                f"{names} of the program {does} not depend on {path}, and eager's {does}: "
+                "its values were baked into the program, or it was exported without the code that reads them",
+                details=[
+                    f"with {found.how} in {path}: {_summary(found.results, tolerances)} "
+                    f"({session.description} against eager)",
+                    *table(found.results),
+                    *captured(found.arguments, found.expected),
+                    "the observed calls agree, as no value there makes a difference in them",
+                    _LOOK_FOR,
+                ],
+            )
 
 
 def _notes(unused: Sequence[str], unknown: Mapping[str, str]) -> list[str]:
@@ -280,12 +364,10 @@ def _ask(
     unread: Sequence[str],
     tolerances: Tolerances,
 ) -> dict[str, _Asked]:
-    """By path. What one call leaves in the model stays in a copy of it."""
-    weights = {id(each): each for each in graph.target.module.parameters()}
-    try:
-        target = replace(graph.target, module=plain_copy(graph.target.module, weights))
-    except Exception as error:
-        return dict.fromkeys(unread, _Asked(refusal=f"the model cannot be copied ({one_line(error)})"))
+    """By path."""
+    target = _copied(graph)
+    if isinstance(target, str):
+        return dict.fromkeys(unread, _Asked(refusal=target))
     by_call: dict[int, list[str]] = {}
     asked = {}
     for path in unread:
@@ -299,6 +381,15 @@ def _ask(
             question = _Question(spec, graph.calls[position], target, graph, session, tolerances)
             asked.update(question.ask(paths))
     return asked
+
+
+def _copied(graph: GraphObservation) -> Target | str:
+    """What one call leaves in the model stays in a copy of it; or why there is none."""
+    weights = {id(each): each for each in graph.target.module.parameters()}
+    try:
+        return replace(graph.target, module=plain_copy(graph.target.module, weights))
+    except Exception as error:
+        return f"the model cannot be copied ({one_line(error)})"
 
 
 def _call_to_change(graph: GraphObservation, path: str) -> int | None:
@@ -339,6 +430,29 @@ class _Question:
         if len(paths) > 1 and self._ask(paths) == _Asked():
             return dict.fromkeys(paths, _Asked())
         return {path: self._ask([path]) for path in paths}
+
+    def of_outputs(self, paths: Sequence[str], outputs: Sequence[str]) -> _Difference | None:
+        """Where `outputs` of eager depend on the inputs at `paths`, and those of the program do not."""
+        if self._disagrees():
+            return None
+        tries = 0
+        for how, make in _OTHERS.items():
+            try:
+                changed = _changed(self._arguments, paths, make)
+                got = None if changed is None else _only(self._eager(changed), outputs)
+            except Exception:
+                # Values that eager refuses show nothing.
+                continue
+            if changed is None or got is None:
+                continue
+            if not self._compare(changed, got, _only(self._expected, outputs)):
+                found = self._against_program(changed, got, how, outputs)
+                if found is not None and found.difference is not None:
+                    return found.difference
+            tries += 1
+            if tries == _TRIES:
+                break
+        return None
 
     def _disagrees(self) -> str:
         """Why other values would show nothing: eager does not answer the call as it did."""
@@ -384,10 +498,13 @@ class _Question:
             return _Asked(refusal=refusals[0])
         return _Asked() if same else _Asked(refusal=(*refusals, "no other values can be made of it")[0])
 
-    def _against_program(self, changed: Mapping[str, Any], expected: Leaves, how: str) -> _Asked | None:
+    def _against_program(
+        self, changed: Mapping[str, Any], expected: Leaves, how: str, outputs: Sequence[str] | None = None
+    ) -> _Asked | None:
         """Eager follows: does the program? ``None`` where nothing can be said."""
         try:
             got = _run(self._session, changed, "other values", RunError).outputs
+            got = got if outputs is None else _only(got, outputs)
             where = rules_of_call(self._spec, _inputs_by_path(changed), expected, "compare")
             eager = MovedEager(self._target, lambda: changed)
             results = compare_rounded(expected, got, self._tolerances, where, eager)
@@ -399,3 +516,7 @@ class _Question:
             # It is not for these values that it answers otherwise.
             return None
         return _Asked(_Difference(how, results, changed, expected))
+
+
+def _only(leaves: Leaves, paths: Sequence[str]) -> Leaves:
+    return [(path, leaf) for path, leaf in leaves if path in paths]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from ..cases import CaseId
-from ..checks.inputs import UNREAD
+from ..checks.inputs import is_unread
 from ..checks.numbers import tolerances_of
 from ..errors import ExportCheckError
 from ..exporters.base import Exporter, target_of
@@ -222,7 +222,7 @@ def diagnose(
         ladder = found.ladder
         if ladder is not None:
             found.verdict = ladder.verdict
-            if not ladder.guilty and found.message.startswith(UNREAD):
+            if not ladder.guilty and is_unread(found.message):
                 found.verdict = _UNREAD_VERDICT
             found.line = line_of(ladder.error)
             _look_at_nodes(found, subject, ladder, clock)

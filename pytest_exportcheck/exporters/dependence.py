@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import OutputKind
 
-__all__ = ["paths_of_outputs"]
+__all__ = ["paths_by_output"]
 
 #: Operators, without namespace and overload, that read but sizes, dtype and device of the first argument.
 _ONLY_SIZES = frozenset(
@@ -23,8 +23,8 @@ _ONLY_SIZES = frozenset(
 _CALLS = ("cond", "wrap_with_set_grad_enabled", "wrap_with_autocast", "invoke_subgraph")
 
 
-def paths_of_outputs(program: torch.export.ExportedProgram, paths: Sequence[str]) -> frozenset[str]:
-    """Those of `paths`, in the order of the user inputs, on which an output of the model depends.
+def paths_by_output(program: torch.export.ExportedProgram, paths: Sequence[str]) -> list[frozenset[str]]:
+    """Of each output of the model, those of `paths`, in the order of the user inputs, that it depends on.
 
     What cannot be told apart counts as a dependence: an operator is thought to use whatever it is given.
     Neither assertions nor what the program writes into inputs and buffers are outputs.
@@ -33,26 +33,47 @@ def paths_of_outputs(program: torch.export.ExportedProgram, paths: Sequence[str]
     wanted = [
         node
         for node, spec in zip(outputs, program.graph_signature.output_specs, strict=True)
-        if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT) and isinstance(node, torch.fx.Node)
+        if spec.kind in (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
     ]
-    names = {node.name for node in _reached(program.graph_module, wanted) if node.op == "placeholder"}
-    user_inputs = program.graph_signature.user_inputs
-    return frozenset(path for path, name in zip(paths, user_inputs, strict=False) if str(name) in names)
+    by_name = {
+        str(name): path
+        for path, name in zip(paths, program.graph_signature.user_inputs, strict=False)
+        if isinstance(name, str)
+    }
+    writes = _Writes(program.graph_module)
+    known: dict[Any, list[torch.fx.Node]] = {}
+    found = []
+    for node in wanted:
+        start = [node] if isinstance(node, torch.fx.Node) else []
+        reached = _reached(program.graph_module, start, writes, known)
+        found.append(
+            frozenset(
+                by_name[each.name] for each in reached if each.op == "placeholder" and each.name in by_name
+            )
+        )
+    return found
 
 
-def _reached(module: torch.fx.GraphModule, wanted: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
-    """All nodes that `wanted` are made of."""
-    writes = _Writes(module)
+def _reached(
+    module: torch.fx.GraphModule,
+    wanted: Iterable[torch.fx.Node],
+    writes: _Writes | None = None,
+    known: dict[torch.fx.Node, list[torch.fx.Node]] | None = None,
+) -> set[torch.fx.Node]:
+    """All nodes that `wanted` are made of; `known` is filled with what each reads."""
+    writes = writes or _Writes(module)
+    known = {} if known is None else known
     waiting, seen = list(wanted), set()
     while waiting:
         node = waiting.pop()
         if node in seen:
             continue
         seen.add(node)
-        waiting.extend(_read_by(node, module))
-        for writer in writes.into(node):
-            waiting.append(writer)
-            waiting.extend(writer.all_input_nodes)
+        if node not in known:
+            known[node] = list(_read_by(node, module))
+            for writer in writes.into(node):
+                known[node] += [writer, *writer.all_input_nodes]
+        waiting.extend(known[node])
     return seen
 
 

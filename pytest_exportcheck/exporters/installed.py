@@ -25,7 +25,7 @@ from .content import SILENT, is_genuine, is_own
 
 __all__ = ["Strangers", "state_of"]
 
-#: Place -> function or class of somebody else's, which a digest of its content has to tell.
+#: Place -> function, class or object of somebody else's, or a tensor: its content has to tell what it does.
 Strangers = dict[str, Any]
 
 #: Constants that are made anew in every process.
@@ -112,6 +112,10 @@ class _Walk:
         kind = type(value)
         if isinstance(value, types.FunctionType):
             return self._function(value, place)
+        if not is_genuine(kind) and not isinstance(value, types.ModuleType):
+            # Of somebody else's class: what it does depends on what it holds.
+            self.strangers[place] = value
+            return f"a {kind.__module__}.{kind.__qualname__}"
         if isinstance(value, (staticmethod, classmethod)):
             return kind.__name__, self.described(value.__func__, place)
         if isinstance(value, property):
@@ -142,6 +146,10 @@ class _Walk:
             # The functions of attention and masks that transformers has by name (`GeneralInterface`).
             tables = vars(kind)["_global_mapping"], vars(value).get("_local_mapping")
             return kind.__qualname__, self._each(tables, place)
+        if kind is types.SimpleNamespace:
+            return "namespace", self._table(vars(value), place)
+        if kind in (torch.Tensor, torch.nn.Parameter):
+            self.strangers[place] = value
         return f"a {kind.__module__}.{kind.__qualname__}"
 
     def _each(self, items: Iterable[Any], place: str) -> list[Any]:

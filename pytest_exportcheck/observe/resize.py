@@ -33,6 +33,7 @@ __all__ = [
     "sizes_from_spec",
     "smallest_sizes",
     "source_of",
+    "taken",
 ]
 
 #: Sizes to fall back on: distinct primes, none of them 0 or 1, which torch.export treats as constants.
@@ -97,6 +98,14 @@ def nearest(size: int, old: int, device: torch.device | None = None) -> torch.Te
     return ((torch.arange(size, device=device) + 0.5) * old / size).long()
 
 
+def taken(tensor: torch.Tensor, axis: int, index: torch.Tensor) -> torch.Tensor:
+    """`tensor` at `index` along `axis`, of every dtype.
+
+    ``index_select`` of one axis is not implemented for uint16, uint32 and uint64 (torch 2.13).
+    """
+    return tensor[index] if tensor.dim() == 1 else tensor.index_select(axis, index)
+
+
 def _resample(
     tensor: torch.Tensor, shape: Sequence[int], donors: Callable[[], Sequence[torch.Tensor]]
 ) -> torch.Tensor:
@@ -112,10 +121,10 @@ def _resample(
             source = source.narrow(axis, 0, 0)
         elif size > old and axis == 0:
             # Repeating in turn gives rows that differ from their neighbours, which a nearest copy would not.
-            source = source.index_select(axis, torch.arange(size, device=source.device) % old)
+            source = taken(source, axis, torch.arange(size, device=source.device) % old)
         else:
             # Nearest keeps the pattern of a mask: ones stay where ones were.
-            source = source.index_select(axis, nearest(size, old, source.device))
+            source = taken(source, axis, nearest(size, old, source.device))
     return in_layout_of(source, like)
 
 

@@ -37,6 +37,7 @@ from .resize import (
     resize_arguments,
     resized,
     source_of,
+    taken,
 )
 from .shapes import GraphShapes, TensorLeaf
 
@@ -212,7 +213,7 @@ class _Drawing:
             elif kind is _Kind.DRAWN and size > value.shape[axis]:
                 value = self._along(path, leaf, value, axis, size, others, 0)
             else:
-                value = value.index_select(axis, nearest(size, value.shape[axis], value.device))
+                value = taken(value, axis, nearest(size, value.shape[axis], value.device))
                 if kind is _Kind.DRAWN and value.shape[0] > rows and isinstance(leaf.dims[0], DimExpr):
                     value = self._along(path, leaf, value, axis, size, others, rows)
         return value if value is like else in_layout_of(value, like)
@@ -228,7 +229,7 @@ class _Drawing:
     ) -> torch.Tensor:
         old = value.shape[0]
         if size <= old or (kind is _Kind.SORTED and value.dim() == 1):
-            return value.index_select(0, nearest(size, old, value.device))
+            return taken(value, 0, nearest(size, old, value.device))
         if kind is _Kind.DRAWN and len(leaf.dynamic) == 1:
             if value.dim() == 1 and value.dtype in _WHOLE:
                 if _is_tokens(path):
@@ -238,7 +239,7 @@ class _Drawing:
                 if len(pool) > 1:
                     steps = _steps(leaf.dims[0], size - old, 1, len(pool))[0].to(value.device)
                     return torch.cat([value, pool[(old - 1 + steps) % len(pool)]])
-        return value.index_select(0, torch.arange(size, device=value.device) % old)
+        return taken(value, 0, torch.arange(size, device=value.device) % old)
 
     def _along(
         self,
@@ -267,7 +268,7 @@ class _Drawing:
             near, held = copies, ~alone[0].index_select(1, index)
             pool = _pool([each[which] for each, which in zip(known, alone, strict=True)])
         if len(pool) < 2:
-            return value.index_select(axis, index)
+            return taken(value, axis, index)
         steps = _steps(leaf.dims[axis], size, rows.shape[0], len(pool)).to(value.device)
         held = held.reshape(*held.shape, *[1] * (rows.dim() - 2))
         made = torch.where(held, near, pool[steps % len(pool)])
@@ -280,18 +281,22 @@ class _Drawing:
         past = self._past_of(path, leaf, axis)
         shift = self.sizes.get(past, 0) - self.old.get(past, 0) if past else 0
         every = [value, *self._tensors_of(path).values()]
-        low, high = min(int(each.min()) for each in every), max(int(each.max()) for each in every)
+        ends = [_ends(each) for each in every]
+        low, high = min(least for least, _ in ends), max(most for _, most in ends)
         lanes = value.movedim(axis, -1)
-        made = torch.tensor([_count_on(lane, size) for lane in lanes.reshape(-1, lanes.shape[-1]).tolist()])
+        # As numbers of Python: what is counted on may be beyond what the dtype holds.
+        rows = [_count_on(lane, size) for lane in lanes.reshape(-1, lanes.shape[-1]).tolist()]
         if shift:
             # A padded row begins later; none begins before the first position there is.
-            made += (low - made.min(dim=1, keepdim=True).values).clamp(min=shift)
-        if bool((made > high).any()):
+            rows = [[one + max(low - min(row), shift) for one in row] for row in rows]
+        most = max(map(max, rows))
+        if most > high:
             self.folded = True
-            if self.fold or high > torch.iinfo(value.dtype).max:
-                made = torch.where(made > high, low + (made - low) % (high - low + 1), made)
-        made = made.reshape(*lanes.shape[:-1], size).movedim(-1, axis)
-        return made.to(value.dtype).to(value.device)
+            if self.fold or most > torch.iinfo(value.dtype).max:
+                span = high - low + 1
+                rows = [[low + (one - low) % span if one > high else one for one in row] for row in rows]
+        made = torch.tensor(rows, dtype=value.dtype).reshape(*lanes.shape[:-1], size)
+        return made.movedim(-1, axis).to(value.device)
 
     def _past_of(self, path: str, leaf: TensorLeaf, axis: int) -> str:
         """The symbol of what came before: the last position is always that many beyond the new ones."""
@@ -302,7 +307,7 @@ class _Drawing:
             sizes = {i: self.recorded.sizes[i][name] for i in found if name in self.recorded.sizes.get(i, {})}
             if name in mine or len(sizes) < len(found) or len({*sizes.values()}) < 2:
                 continue
-            if len({int(t.max()) - t.shape[axis] - sizes[i] for i, t in found.items()}) == 1:
+            if len({_ends(t)[1] - t.shape[axis] - sizes[i] for i, t in found.items()}) == 1:
                 return name
         return ""
 
@@ -314,6 +319,14 @@ class _Drawing:
                 index: leaf for index, leaf in found if isinstance(leaf, torch.Tensor) and leaf.numel()
             }
         return self._of_calls[path]
+
+
+def _ends(tensor: torch.Tensor) -> tuple[int, int]:
+    """The least and the largest value; torch has neither of uint16, uint32 and uint64."""
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        values = tensor.flatten().tolist()
+        return min(values), max(values)
+    return int(tensor.min()), int(tensor.max())
 
 
 def _is_tokens(path: str) -> bool:

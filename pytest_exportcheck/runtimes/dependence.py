@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
-__all__ = ["inputs_of_outputs"]
+__all__ = ["inputs_by_output"]
 
 #: Operator -> how many of its first inputs it reads the values of; any other operator reads all of them.
 _READS = {
@@ -18,22 +18,23 @@ _READS = {
 }
 
 
-def inputs_of_outputs(model: Any, wanted: Callable[[int], bool] = lambda position: True) -> frozenset[str]:
-    """Names of the inputs of a ``ModelProto`` on which an output depends.
+def inputs_by_output(model: Any) -> list[frozenset[str]]:
+    """Of each output of a ``ModelProto``, the names of the inputs that it depends on.
 
     What cannot be told apart counts as a dependence: an operator is thought to use whatever it is given,
     and a loop every value that it carries.
-
-    Parameters
-    ----------
-    wanted:
-        Of the position of an output: whether it counts.
     """
     functions = {(function.domain, function.name): function for function in model.functions}
+    search = _Search(functions)
     graph = model.graph
-    outputs = [value.name for position, value in enumerate(graph.output) if wanted(position)]
-    free = _Search(functions).outside(graph.node, outputs)
-    return frozenset(free & {value.name for value in graph.input})
+    inputs = {value.name for value in graph.input}
+    makers = _makers(graph.node)
+    known: dict[str, list[str]] = {}
+    return [frozenset(search.free(makers, [value.name], known) & inputs) for value in graph.output]
+
+
+def _makers(nodes: Collection[Any]) -> dict[str, Any]:
+    return {name: node for node in nodes for name in node.output if name}
 
 
 class _Search:
@@ -46,7 +47,10 @@ class _Search:
 
     def outside(self, nodes: Collection[Any], outputs: Collection[str]) -> set[str]:
         """Names that `outputs` depend on and none of `nodes` makes."""
-        makers = {name: node for node in nodes for name in node.output if name}
+        return self.free(_makers(nodes), outputs, {})
+
+    def free(self, makers: dict[str, Any], outputs: Collection[str], known: dict[str, list[str]]) -> set[str]:
+        """The same, of nodes by what they make; `known` is filled with what each name is made of."""
         seen: set[str] = set()
         waiting = list(outputs)
         free = set()
@@ -56,7 +60,9 @@ class _Search:
                 continue
             seen.add(name)
             if name in makers:
-                waiting.extend(self._read_by(makers[name]))
+                if name not in known:
+                    known[name] = list(self._read_by(makers[name]))
+                waiting.extend(known[name])
             else:
                 free.add(name)
         return free

@@ -21,7 +21,7 @@ from ..exporters.base import Exported
 from ..plurals import counted
 from ..pytrees import flatten_with_paths
 from .choices import Choice, chosen_outputs
-from .dependence import inputs_of_outputs
+from .dependence import inputs_by_output
 
 __all__ = ["OnnxRuntimeSession", "is_onnx", "onnx_input_dims", "provider_for"]
 
@@ -243,8 +243,8 @@ class OnnxRuntimeSession:
                 + ", ".join(f"{count} on {name}" for name, count in nodes.items())
             )
         chosen: dict[str, Choice] = described.pop("chosen")
-        #: Names of the inputs on whose values an output depends.
-        self.read_inputs: frozenset[str] = described.pop("read")
+        #: Of each output, the names of the inputs on whose values it depends.
+        self.read_inputs: list[frozenset[str]] = described.pop("read")
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._outputs = [value.name for value in self._session.get_outputs()]
         if len(self._outputs) != len(exported.output_paths):
@@ -379,7 +379,7 @@ def _describe(proto: Any, output_paths: Sequence[str]) -> dict[str, Any]:
     _clear_notes_of_graph(proto.graph)
     return {
         "chosen": chosen_outputs(proto.graph),
-        "read": inputs_of_outputs(proto, lambda k: k >= len(output_paths) or bool(output_paths[k])),
+        "read": inputs_by_output(proto),
         "nodes": len(proto.graph.node),
         "operators": dict(sorted(histogram.items())),
         "opset": opsets.get("", 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import re
@@ -427,6 +428,46 @@ def test_what_was_done_to_installed_code_counts_while_it_lasts(
         assert changed != before
         assert installed(bert) == changed
     assert installed(bert) == before
+
+
+class Scaled:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+    def again(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize(
+    "holding",
+    [
+        Scaled,
+        lambda factor: Scaled(factor).again,
+        lambda factor: functools.partial(Scaled(factor)),
+        lambda factor: torch.tensor([factor]),
+        lambda factor: types.SimpleNamespace(factor=factor),
+    ],
+    ids=["object", "method", "partial", "tensor", "namespace"],
+)
+@pytest.mark.parametrize("place", ["module", "table"])
+def test_objects_in_installed_modules_count_with_what_they_hold(
+    bert: torch.nn.Module, place: str, holding: Callable[[float], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their class says the same of both."""
+    found = {installed(bert)}
+    for factor in (2.0, 3.0):
+        value = holding(factor)
+        if place == "module":
+            monkeypatch.setattr(transformers.models.bert.modeling_bert, "apply_chunking_to_forward", value)
+        else:
+            monkeypatch.setitem(transformers.activations.ACT2FN, "gelu", value)
+        changed = installed(bert)
+        assert installed(bert) == changed
+        found.add(changed)
+    assert len(found) == 3
 
 
 def test_a_list_of_a_class_counts_as_it_is_now(bert: torch.nn.Module) -> None:

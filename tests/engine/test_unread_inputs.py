@@ -11,8 +11,8 @@ import torch
 from onnx import TensorProto, helper
 
 from pytest_exportcheck.checks import inputs
-from pytest_exportcheck.exporters.dependence import paths_of_outputs
-from pytest_exportcheck.runtimes.dependence import inputs_of_outputs
+from pytest_exportcheck.exporters.dependence import paths_by_output
+from pytest_exportcheck.runtimes.dependence import inputs_by_output
 
 from .helpers import make_run, verdict
 
@@ -357,7 +357,7 @@ def test_inputs_of_a_captured_program(function: Any, read: bool, strict: bool, d
         program = torch.export.export(Function(function), (torch.ones(3, 4), torch.ones(3, 4)), strict=strict)
         if decomposed:
             program = program.run_decompositions({})
-    assert paths_of_outputs(program, ["x", "mask"]) == ({"x", "mask"} if read else {"x"})
+    assert paths_by_output(program, ["x", "mask"]) == [{"x", "mask"} if read else {"x"}]
 
 
 def model_of(
@@ -424,7 +424,7 @@ NODE = helper.make_node
     ],
 )
 def test_inputs_of_an_onnx_graph(nodes: list[Any], read: str) -> None:
-    assert inputs_of_outputs(model_of(nodes, "cxy", "o")) == set(read)
+    assert inputs_by_output(model_of(nodes, "cxy", "o")) == [set(read)]
 
 
 def test_inputs_through_a_function_of_the_model() -> None:
@@ -432,10 +432,48 @@ def test_inputs_through_a_function_of_the_model() -> None:
         "own", "F", ["a", "b"], ["r"], [NODE("Exp", ["a"], ["r"])], [helper.make_opsetid("", 20)]
     )
     model = model_of([NODE("F", ["x", "y"], ["o"], domain="own")], "xy", "o", [function])
-    assert inputs_of_outputs(model) == {"x"}
+    assert inputs_by_output(model) == [{"x"}]
 
 
-def test_an_output_that_stands_for_none_of_the_models_reads_nothing() -> None:
-    model = model_of([NODE("Exp", ["x"], ["o"]), NODE("Exp", ["y"], ["p"])], "xy", "op")
-    assert inputs_of_outputs(model) == {"x", "y"}
-    assert inputs_of_outputs(model, lambda position: position == 0) == {"x"}
+def test_each_output_has_its_own_inputs() -> None:
+    model = model_of([NODE("Exp", ["x"], ["o"]), NODE("Add", ["x", "y"], ["p"])], "xy", "op")
+    assert inputs_by_output(model) == [{"x"}, {"x", "y"}]
+    program = torch.export.export(
+        Function(lambda module, x, mask: (x + 1, 3, x * mask, None)), (torch.ones(3, 4), torch.ones(3, 4))
+    )
+    assert paths_by_output(program, ["x", "mask"]) == [{"x"}, set(), {"x", "mask"}, set()]
+
+
+TWO_OUTPUTS = """
+    class Net(nn.Module):
+        def forward(self, x, mask):
+            kept = x * {kept}
+            return {{"kept": kept, "other": x.softmax(-1), "more": [x + mask, x * 2 - mask]}}
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        g = torch.Generator().manual_seed(0)
+        return [((torch.randn(n, m, generator=g), torch.ones(n, m)), {{}}) for n, m in ((2, 7), (4, 9))]
+"""
+
+
+@pytest.mark.parametrize("exporter", PROGRAMS)
+@pytest.mark.parametrize("right", [True, False])
+def test_an_input_that_one_output_does_not_depend_on(right: bool, exporter: str, tmp_path: Path) -> None:
+    """Others depend on it: what matters is each output."""
+    kept = "mask" if right else "(1 if torch.compiler.is_compiling() else mask)"
+    stage, error, record = verdict(make_run(tmp_path, TWO_OUTPUTS.format(kept=kept)), exporter)
+    assert record["unused_inputs"] == []
+    if right:
+        assert stage == "pass", error
+        return
+    assert stage == "compare", error
+    assert error is not None
+    assert error.message.startswith("kept of the program does not depend on mask, and eager's does: ")
+    assert error.details[0].startswith("with every second value 0 (or 1, where all were 0) in mask: 1 of ")
+    assert inputs.is_unread(error.message)
+    assert not inputs.is_unread(error.details[0])

@@ -110,6 +110,23 @@ def test_a_range_on_the_first_axis_goes_on() -> None:
     assert grown(torch.arange(3, 8), torch.arange(3, 6), x_dim_0=9).tolist() == [*range(3, 12)]
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.uint16, torch.uint32, torch.uint64])
+def test_whole_numbers_of_every_dtype_grow(dtype: torch.dtype) -> None:
+    row, other = torch.arange(3, 8).to(dtype), torch.tensor([3, 1, 4, 1, 5]).to(dtype)
+    assert grown(row, row[:3], x_dim_0=9).tolist() == [*range(3, 12)]
+    assert grown(row[None], row[None, :3], x_dim_1=9).tolist() == [[*range(3, 12)]]
+    assert grown(other, other[:3], x_dim_0=7).tolist() == [3, 1, 4, 1, 5, 3, 1]
+    assert grown(other[None], other[None, :3], x_dim_1=7).dtype is dtype
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.uint64])
+def test_positions_stay_within_their_dtype(dtype: torch.dtype) -> None:
+    top = torch.iinfo(dtype).max
+    row = torch.tensor([*range(top - 5, top + 1)], dtype=dtype)
+    for made in various(of_one(row, row[:4]), {"x_dim_0": 20}):
+        assert {*made["x"].tolist()} <= {*row.tolist()}
+
+
 def test_a_key_stays_with_its_value() -> None:
     drawn, *_ = various(DECODER, {"past": 100, "batch": 4}, decode)
     layer = drawn["cache"].layers[0]
