@@ -40,7 +40,7 @@ __all__ = ["check_unread_inputs", "inputs_by_output", "is_unread", "refuse_baked
 _UNREAD = "no output of the program depends on "
 
 #: What it says, after the outputs, where others do.
-_NOT_ON = re.compile(r"^[^\n]* of the program (does|do) not depend on ")
+_NOT_ON = re.compile(r"outputs? [^\n]* of the program (does|do) not depend on ")
 
 #: How many inputs a message names.
 _MOST = 4
@@ -312,9 +312,10 @@ def _judge_dropped(
             single = ((path, question.of_outputs([path], outputs[paths])) for path in paths)
             path, found = next(((p, each) for p, each in single if each), (", ".join(paths[:_MOST]), found))
             failed = [result.path for result in found.results if not result.ok]
-            does, names = "does" if len(failed) == 1 else "do", ", ".join(failed[:_MOST])
+            named, does = ("output", "does") if len(failed) == 1 else ("outputs", "do")
+            names = ", ".join(failed[:_MOST])
             raise CompareError(
-                f"{names} of the program {does} not depend on {path}, and eager's {does}: "
+                f"{named} {names} of the program {does} not depend on {path}, and eager's {does}: "
                 "its values were baked into the program, or it was exported without the code that reads them",
                 details=[
                     f"with {found.how} in {path}: {_summary(found.results, tolerances)} "

@@ -473,7 +473,7 @@ def test_an_input_that_one_output_does_not_depend_on(right: bool, exporter: str,
         return
     assert stage == "compare", error
     assert error is not None
-    assert error.message.startswith("kept of the program does not depend on mask, and eager's does: ")
+    assert error.message.startswith("output kept of the program does not depend on mask, and eager's does: ")
     assert error.details[0].startswith("with every second value 0 (or 1, where all were 0) in mask: 1 of ")
     assert inputs.is_unread(error.message)
     assert not inputs.is_unread(error.details[0])
