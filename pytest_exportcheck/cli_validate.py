@@ -68,7 +68,7 @@ def run_validate(wishes: Wishes, output: Path | None, verbose: int) -> int:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Wrong(f"{folder}: {error.strerror or error}") from None
-        spec = folder / "spec.yaml"
+        spec = folder / _file_name(wishes.model)
         text = _spec(wishes, spec, moved=output is not None)
         if text is None:
             return 1
@@ -83,6 +83,13 @@ def run_validate(wishes: Wishes, output: Path | None, verbose: int) -> int:
         if output is not None:
             click.echo(f"written to {output}: {', '.join(sorted(each.name for each in output.iterdir()))}")
         return status
+
+
+def _file_name(model: str) -> str:
+    """Of the spec, and so the name of its cases: `compare` takes those of two models for two."""
+    from .authoring.bulk import file_name
+
+    return file_name(Path(model).resolve().name if Path(model).is_dir() else model)
 
 
 def _spec(wishes: Wishes, path: Path, moved: bool) -> str | None:

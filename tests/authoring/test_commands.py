@@ -237,7 +237,8 @@ def test_validate(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: 
     report = json.loads((folder / "out" / "report.json").read_text())
     (case,) = [case for case in report["cases"] if case["exporter"]]
     assert (case["verdict"], case["opset"]) == ("pass", 20)
-    golden = (folder / "out" / "__shapes__" / "spec.yaml").read_text()
+    assert case["spec"].endswith("gpt2.yaml"), "cases of two models are never taken for one"
+    golden = (folder / "out" / "__shapes__" / "gpt2.yaml").read_text()
     assert "input_ids: int64[2, 9]" in golden
 
 
@@ -278,7 +279,7 @@ def test_a_factory_with_calls_of_its_own(folder: Path, capfd: pytest.CaptureFixt
     assert "torch-export none: pass (" in capfd.readouterr().out
     if kept:
         # What is kept can be moved with the code: no absolute path.
-        spec = yaml.safe_load((folder / "out" / "spec.yaml").read_text())
+        spec = yaml.safe_load((folder / "out" / "nets_build.yaml").read_text())
         assert (spec["model"]["factory"], spec["observe"]["calls"]) == (
             "../nets.py:build",
             "../nets.py:calls",
@@ -319,5 +320,5 @@ def test_a_folder_gives_its_own_configuration_made_small(folder: Path, capfd: An
 
     GPT2Config(n_inner=999, activation_function="relu", vocab_size=500).save_pretrained(folder / "mine")
     assert main(["validate", "-m", "mine", "--run", "-o", "out"]) == 0, capfd.readouterr()
-    config = yaml.safe_load((folder / "out" / "spec.yaml").read_text())["model"]["config"]
+    config = yaml.safe_load((folder / "out" / "mine.yaml").read_text())["model"]["config"]
     assert (config["activation_function"], config["n_inner"], config["n_embd"]) == ("relu", 64, 32)
