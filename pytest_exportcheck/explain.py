@@ -90,6 +90,8 @@ def explain(
 
 #: What proposes a diagnosis: a line of its own, or words in brackets inside a remedy.
 _HINT, _HINT_INSIDE = re.compile(r"--diagnose names [^\n]*"), re.compile(r" ?\(--diagnose names [^)]*\)")
+#: What says which line makes a constant of a size: a diagnosis has nothing to add to it.
+_NAMED_LINE = re.compile(r"became a constant: [^\n]*\([^\n():]+\.py:\d+: ")
 
 
 def _without_hint(text: str) -> str:
@@ -99,7 +101,10 @@ def _without_hint(text: str) -> str:
 def _causes(running: RunningCase, error: ExportCheckError) -> list[Cause]:
     fresh = running.record.get("confirmed") is True or running.record.get("isolated") is True
     text = "\n".join([error.message, *error.details])
-    return causes_of_text(text, error.stage, running.planned.case.dtype, fresh)
+    causes = causes_of_text(text, error.stage, running.planned.case.dtype, fresh)
+    if _NAMED_LINE.search(text):
+        causes = [replace(cause, remedy=_without_hint(cause.remedy)) for cause in causes]
+    return causes
 
 
 _NOT_DIAGNOSED: dict[type[ExportCheckError], str] = {

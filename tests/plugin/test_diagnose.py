@@ -105,6 +105,15 @@ def test_it_is_proposed_only_where_it_was_not_asked_for(any_project):
     assert "--diagnose names" not in str(any_project.report())
 
 
+def test_it_is_not_proposed_where_the_failure_names_the_line(project):
+    place = "axis 1 of x (seq) became a constant: x.shape[1] == 9 (net.py:15: scale = 1.0 / float(n))"
+    said = ["3 dynamic axes became constant", place]
+    project.spec("net", kwargs={"do": {"torch-export": "export"}, "says": said})
+    result = project.run("--exportcheck-report=report.json")
+    result.stdout.fnmatch_lines([f"E     {place}".replace("[", "[[]"), "E     remedy: look for int()*"])
+    assert "--diagnose names" not in str(project.report())
+
+
 def test_nothing_is_explained_unasked(project):
     _failing(project)
     result = project.run("--exportcheck-report=report.json")
