@@ -72,6 +72,8 @@ class Controller:
         self._reports = RunReports(session.options, session.config.invocation_params.args)
         self.selection = Selection(session.config)
         self._announced = False
+        self._planned = 0
+        self._interrupted = False
         self._red_by_baseline = False
         if session.options.prune and self.partial:
             raise pytest.UsageError(
@@ -143,13 +145,20 @@ class Controller:
     def announce_collection(self, nodeids: Sequence[str]) -> None:
         """What `pytest_report_collectionfinish` says, under xdist, where the items are in the workers."""
         ours = [nodeid for nodeid in nodeids if nodeid.split("::")[0].endswith((".yaml", ".yml"))]
+        cases = [nodeid for nodeid in ours if "::test_export[" in nodeid]
+        self._planned = max(self._planned, len(cases))
         terminal = self._config.pluginmanager.getplugin("terminalreporter")
         if self._announced or not ours or terminal is None or self._config.getoption("verbose") < 0:
             return
         self._announced = True
         specs = {nodeid.split("::")[0] for nodeid in ours}
-        cases = [nodeid for nodeid in ours if "::test_export[" in nodeid]
         terminal.write_line(f"exportcheck: {counted(len(specs), 'spec')}, {counted(len(cases), 'case')}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        # Not earlier: a collection that is interrupted knows some of the cases only.
+        found = [planned.case for item in session.items if (planned := self._session.case_of(item))]
+        self._planned = max(self._planned, sum(case.exporter is not None for case in found))
 
     # The end.
 
@@ -160,6 +169,7 @@ class Controller:
         options = self._session.options
         self.records.sort(key=sort_key)
         interrupted = exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        self._interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
         if options.update:
             self.written, errors = self.proposals.write(self._config.rootpath)
             self.errors += errors
@@ -246,7 +256,8 @@ class Controller:
         if self._config.getoption("collectonly"):
             return
         comparison = self._reports.comparison
-        if not (self.records or self.errors or self.obsolete or self.pruned or comparison):
+        written = self._reports.written
+        if not (self.records or self.errors or self.obsolete or self.pruned or comparison or written):
             return
         terminal, verbose = terminalreporter, self._config.getoption("verbose")
         for error in self.errors:
@@ -298,12 +309,22 @@ class Controller:
     def _totals(self) -> list[str]:
         skipped = [record for record in self.records if is_case(record) and record["verdict"] == "skip"]
         why = " (no cuda)" if skipped and all("no CUDA" in str(r["message"]) for r in skipped) else ""
-        totals = [f"{text}{why}"] if (text := cases_text(self.records)) else []
+        totals = [self._how_far()] if self._interrupted else []
+        totals += [f"{text}{why}"] if (text := cases_text(self.records)) else []
         shapes = shapes_text(self.records, len(self.obsolete))
         totals += [shapes] if shapes else []
+        totals = totals or ["no case ran"]
         here = self._config.invocation_params.dir
-        totals += [f"{what}: {relative_text(path, here)}" for what, path in self._reports.written.items()]
-        return totals or ["no case ran"]
+        return totals + [
+            f"{what}: {relative_text(path, here)}" for what, path in self._reports.written.items()
+        ]
+
+    def _how_far(self) -> str:
+        ended = len({record["nodeid"] for record in self.records if is_case(record)})
+        if self._planned < max(ended, 1):
+            # While collecting; or workers have cases that are in no file of a spec.
+            return "interrupted"
+        return f"interrupted: {ended} of {counted(self._planned, 'case')} ended"
 
 
 def _partial_selection(config: pytest.Config) -> str | None:

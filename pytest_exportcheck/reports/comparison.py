@@ -231,7 +231,9 @@ def _missing(comparison: Comparison) -> Iterator[tuple[str, list[str]]]:
         by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
         yield f"Not run in {comparison.after}, neither better nor worse: {why}", names
-    gone = [name for name in comparison.only_before if name not in comparison.not_run]
+    # The others that are gone got worse, and stand there.
+    told = {*comparison.not_run, *(change.case for change in comparison.changes)}
+    gone = [name for name in comparison.only_before if name not in told]
     if gone:
         yield f"Only in {comparison.before}", gone
     if comparison.only_after:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..plurals import counted
-from .diagnosis import guilty_line
+from .diagnosis import causes, guilty_line
 from .matrix import Matrix, cell_text, counts, is_case
 from .read import case_key, case_name
 from .reuse import reuse_lines
@@ -94,12 +94,21 @@ def _failure(record: Mapping[str, Any]) -> Iterator[str]:
         said.append(f"  ({left} of torch's own advice left out: the JSON report has them)")
     guilty = guilty_line(record)
     said += [f"diagnosis: {guilty}"] if guilty else []
+    said += _known(record)
     said += [f"accept: {record['accept']}"] if said and record.get("accept") else []
     said += [f"reproduce: {record['reproduce']}"] if said and record.get("reproduce") else []
     if said:
         yield ""
         yield from (f"      {line}" for line in said)
         yield ""
+
+
+def _known(record: Mapping[str, Any]) -> Iterator[str]:
+    """As below a failure in the terminal; each text is one line, whatever another tool wrote into it."""
+    for cause in causes(record):
+        yield " ".join(f"known cause ({cause.get('name')}): {cause.get('sentence')}".split())
+        if cause.get("remedy"):
+            yield "  " + " ".join(f"remedy: {cause['remedy']}".split())
 
 
 def _verdict_cell(text: str) -> str:

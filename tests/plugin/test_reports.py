@@ -116,6 +116,30 @@ def test_an_interrupted_run_reports_what_it_knows(any_project, how):
     assert "| a | pass | pass |" in (any_project.pytester.path / "m.md").read_text()
     assert "Not a full run: interrupted" in (any_project.pytester.path / "page.html").read_text()
     assert not list(any_project.pytester.path.glob("*.new"))
+    files = "report: report.json   markdown: m.md   html: page.html"
+    line = f"interrupted: 1 of 2 cases ended   1 case: 1 pass   shapes: 1 ok   {files}"
+    result.stdout.fnmatch_lines([line])
+
+
+@pytest.mark.parametrize("when", ["run", "collection"])
+def test_a_run_that_is_interrupted_before_its_first_case_ends_names_its_files(project, when):
+    """The files are written, so the terminal says where."""
+    names = {"run": "runtest_setup(item)", "collection": "itemcollected(item)"}
+    project.fake(f"\ndef pytest_{names[when]}: raise KeyboardInterrupt\n")
+    project.in_process = False
+    project.spec("a", exporters=("torch-export", "onnx-dynamo"))
+    result = project.run("--exportcheck-report=report.json", "--exportcheck-html=page.html")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert validated(project)["cases"] == []
+    far = {"run": "interrupted: 0 of 2 cases ended", "collection": "interrupted"}[when]
+    result.stdout.fnmatch_lines([f"{far}   report: report.json   html: page.html"])
+
+
+def test_a_report_without_a_case_is_named(project):
+    project.spec("a")
+    result = project.run("-k", "nothing", "--exportcheck-report=report.json")
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["no case ran   report: report.json"])
 
 
 def test_a_run_that_stops_at_the_first_failure_says_so(project):

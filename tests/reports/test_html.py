@@ -282,6 +282,30 @@ def test_the_commands(tmp_path, capsys, monkeypatch):
     assert "pip install 'pytest-exportcheck[html]'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("records", "told"),
+    [
+        ([], "no case ran"),
+        ([record("a", "onnx-dynamo", "fail run")], "1 case: 1 FAIL"),
+        (
+            [record("a", None), record("b", None, "fail shapes", golden_exists=False)],
+            "shapes: 1 ok, 1 missing",
+        ),
+        (
+            [
+                record("a", "onnx-dynamo"),
+                *(record(n, None, "fail shapes", golden_exists=False) for n in "abc"),
+            ],
+            "1 case: 1 pass, shapes: 3 missing",
+        ),
+    ],
+)
+def test_the_head_counts_cases_and_shapes_checks_as_the_terminal_does(records, told):
+    page = html_page(data(*records))
+    assert f'<p class="counts">{told}</p>' in page
+    assert f"<title>exportcheck: {told}</title>" in page
+
+
 def test_what_is_empty_is_not_listed_and_numbers_have_their_noun():
     made = record("net", "onnx-dynamo", captured={"agrees": 2, "refuses": [], "differs": []},
                   operators={"Add": 3}, diagnosis={"profile": [["add", 0.5, 0.5]]})  # fmt: skip
@@ -302,7 +326,7 @@ def test_what_is_empty_is_not_listed_and_numbers_have_their_noun():
         ["arguments", "--exportcheck 'my specs' -k 'a or b'"],
         ["options", {"facts": [["update", "yes"]]}],
     ]
-    assert '<p class="counts">1 case: 1 pass</p>' in page
+    assert '<p class="counts">1 case: 1 pass, shapes: 1 ok</p>' in page
     # One point is no plot.
     assert not drawn(told)
     assert plots.errors_by_node([("a", 0.5, 0.5), ("b", 0.5, None), ("c", 0.1, None)]) is not None

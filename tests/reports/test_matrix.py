@@ -132,6 +132,23 @@ def test_markdown_escapes():
     assert text.endswith("error \\| one  \n")
 
 
+@pytest.mark.parametrize("of", ["message", "diagnosis"])
+def test_markdown_names_the_known_cause_and_its_remedy(of):
+    cause = {
+        "name": "in-place",
+        "sentence": "`x` is *written*\n# to",
+        "remedy": "clone | copy",
+        "link": "http://x",
+    }
+    found = {"causes": [cause]} if of == "message" else {"diagnosis": {"guilty": "export", "causes": [cause]}}
+    failed = record("a", "x", "fail run", message="no", reproduce="pytest a.yaml", **found)
+    lines = markdown([failed, record("b", "x", "xfail run", **found)]).splitlines()
+    begin = lines.index("      known cause (in-place): `x` is *written* # to")
+    # Indented, so a block of code that shows every character as it is.
+    assert lines[begin + 1 : begin + 3] == ["        remedy: clone | copy", "      reproduce: pytest a.yaml"]
+    assert sum("known cause" in line for line in lines) == 1
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_markdown_without_failures_has_no_section_for_them(number):
     assert "### Failures" not in markdown([record("a", "x")] * number)

@@ -19,11 +19,11 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from ...plurals import counted
 from ..diagnosis import causes, culprits, error_profile, first_node, guilty_line
-from ..matrix import Matrix, cell_text, counts, is_case
+from ..matrix import Matrix, cell_text, is_case
 from ..read import case_key, case_name
 from ..record import sort_key
+from ..totals import cases_text, shapes_text
 from . import plots
 from .blocks import Block, Plots, case_blocks, value
 
@@ -55,8 +55,7 @@ def render(data: Mapping[str, Any]) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = data.get("environment") or {}
     text = _template().render(
-        counts=counts(record for record in records if is_case(record)),
-        total=sum(map(is_case, records)),
+        totals=", ".join(filter(None, (cases_text(records), shapes_text(records)))),
         left_out=environment.get("left_out"),
         matrix=_table(matrix, records),
         failures=[_failure(number, record) for number, record in enumerate(records) if _failed(record)],
@@ -83,7 +82,7 @@ def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"cell_text": cell_text, "counted": counted}
+    environment.filters |= {"cell_text": cell_text}
     return environment.from_string(_resource("page.html.jinja"))
 
 
