@@ -241,7 +241,7 @@ def test_browser_every_case_says_what_its_data_says(opened, page):
     assert opened.evaluate("document.scripts.length") == 4
     opened.keyboard.press("Escape")
     # But for the name of the last case, and plots that were seen.
-    figures = opened.locator("main figure *").count()
+    figures = opened.locator("main figure, main figure *").count()
     assert opened.evaluate("document.querySelectorAll('*').length") <= closed + 1 + figures
 
 
