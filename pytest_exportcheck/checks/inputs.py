@@ -446,7 +446,7 @@ class _Question:
                 continue
             if changed is None or got is None:
                 continue
-            if not self._compare(changed, got, _only(self._expected, outputs)):
+            if self._compare(changed, got, _only(self._expected, outputs)) is False:
                 found = self._against_program(changed, got, how, outputs)
                 if found is not None and found.difference is not None:
                     return found.difference
@@ -461,19 +461,20 @@ class _Question:
             again = self._eager(self._arguments)
         except Exception as error:
             return f"a copy of the model refuses the call ({one_line(error)})"
-        same = self._compare(self._arguments, self._expected, again)
-        return "" if same else "a copy of the model answers the call otherwise"
+        differs = self._compare(self._arguments, self._expected, again) is False
+        return "a copy of the model answers the call otherwise" if differs else ""
 
     def _eager(self, arguments: Mapping[str, Any]) -> Leaves:
         return flatten_with_paths(clone_tree(self._target.eager(arguments)))
 
-    def _compare(self, arguments: Mapping[str, Any], expected: Leaves, got: Leaves) -> bool:
+    def _compare(self, arguments: Mapping[str, Any], expected: Leaves, got: Leaves) -> bool | None:
+        """Whether they agree; ``None`` if the spec's rules say nothing of them."""
         try:
             where = rules_of_call(self._spec, _inputs_by_path(arguments), expected, "compare")
             return all(each.ok for each in compare_leaves(expected, got, self._tolerances, where))
         except ExportCheckError:
             # A mask of the spec's that fits no more, a comparison of the user's that judges nothing.
-            return True
+            return None
 
     def _ask(self, paths: Sequence[str]) -> _Asked:
         refusals, same = [], False
@@ -486,7 +487,11 @@ class _Question:
                 continue
             if changed is None or got is None:
                 continue
-            if self._compare(changed, got, self._expected):
+            agrees = self._compare(changed, got, self._expected)
+            if agrees is None:
+                refusals.append("what the spec compares by judges nothing at other values there")
+                continue
+            if agrees:
                 same = True
                 continue
             if len(paths) > 1:

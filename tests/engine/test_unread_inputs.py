@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper
 
 from pytest_exportcheck.checks import inputs
+from pytest_exportcheck.errors import ObserveError
 from pytest_exportcheck.exporters.dependence import paths_by_output
 from pytest_exportcheck.runtimes.dependence import inputs_by_output
 
@@ -206,6 +207,22 @@ def test_a_difference_that_the_spec_does_not_compare_is_none(exporter: str, tmp_
     assert record["unused_inputs"] == ["mask"]
     (tmp_path / "whole").mkdir()
     assert verdict(make_run(tmp_path / "whole", net(body)), exporter)[0] == "compare"
+
+
+def test_what_the_spec_cannot_judge_leaves_it_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = inputs.rules_of_call
+
+    def rules(spec: Any, given: Any, *rest: Any) -> Any:
+        if not bool((given["mask"] == 1).all()):
+            raise ObserveError("compare.output: mask does not fit")
+        return judged(spec, given, *rest)
+
+    monkeypatch.setattr(inputs, "rules_of_call", rules)
+    stage, error, record = verdict(make_run(tmp_path, net("return self.lin(x)")), "torch-export")
+    assert stage == "pass", error
+    assert record["unused_inputs"] == record["unused_inputs_not_judged"] == ["mask"]
+    (note,) = [line for line in record["warnings"] if "depends on the values of mask" in line]
+    assert "is not known: what the spec compares by judges nothing at other values there" in note
 
 
 @pytest.mark.parametrize("exporter", PROGRAMS)
