@@ -32,7 +32,7 @@ def exportcheck_runs(request: pytest.FixtureRequest) -> Iterator[SpecRuns]:
     from .plugin import session_of
 
     session = session_of(request.config)
-    runs = SpecRuns(session.options.share, session.cache_settings())
+    runs = SpecRuns(session.options.share, session.cache_settings(), session.garbage)
     yield runs
     runs.close()
 

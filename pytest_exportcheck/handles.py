@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from .errors import (
 )
 from .fresh.messages import Work
 from .fresh.work import foreign_exits
+from .garbage import Garbage
 from .goldens import Golden, golden_of
 from .judge import ablation_of, judge
 from .plan import OWN_PATCHES, PlannedCase
@@ -34,9 +34,12 @@ __all__ = ["ExportCase", "ObservedInputs", "SpecRuns"]
 class SpecRuns:
     """The models in memory for one test module: one spec at a time, closed before the next one loads."""
 
-    def __init__(self, share: bool = True, cache: CacheSettings | None = None) -> None:
+    def __init__(
+        self, share: bool = True, cache: CacheSettings | None = None, garbage: Garbage | None = None
+    ) -> None:
         self._share = share
         self._cache = cache
+        self._garbage = garbage or Garbage()
         self._spec: ModelSpec | None = None
         self._run: SpecRun | None = None
 
@@ -45,7 +48,7 @@ class SpecRuns:
         if self._run is None or self._spec is None or self._spec.path != spec.path:
             if self._run is not None:
                 self.close()
-                gc.collect()
+                self._garbage.after_spec()
             from .pipeline import SpecRun
 
             self._spec, self._run = spec, SpecRun(spec, self._share, self._cache)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 from collections.abc import Generator
@@ -111,7 +110,9 @@ class CaseRunner:
             ):
                 # Of the spec that ended, before the next one is loaded. Only now: what the test logged, and
                 # with it the arguments of the records, is let go after the fixtures.
-                gc.collect()
+                self._session.garbage.after_spec()
+            else:
+                self._session.garbage.after_case()
 
     def _expect(self, item: pytest.Item, spec: ModelSpec, running: RunningCase) -> None:
         expected = expectation_for(spec, running.planned.case)

@@ -20,6 +20,7 @@ import pytest
 from .cache_settings import CacheSettings
 from .crashes import StageMarker, StageMarkers, running_in_workers
 from .errors import SpecError
+from .garbage import Garbage
 from .options import DEVICES, DTYPES, Options
 from .plan import OWN_PATCHES, PlannedCase, export_cases, marker, shape_cases
 from .registry import (
@@ -118,6 +119,8 @@ class Session:
         The cases judged in this process so far, in order.
     confirmations:
         What fresh processes said about failures that several cases share, by what they share.
+    garbage:
+        When this process looks for it.
     """
 
     def __init__(self, config: pytest.Config, options: Options) -> None:
@@ -130,6 +133,8 @@ class Session:
         self.judged: list[str] = []
         self.confirmations: dict[tuple[str | None, ...], Confirmation] = {}
         self.stages_of_workers: Path | None = None
+        self.garbage = Garbage()
+        config.add_cleanup(self.garbage.bring_back)
         self._fresh: FreshProcesses | None = None
         self.note_environment()
         self.exporters = exporter_names()
