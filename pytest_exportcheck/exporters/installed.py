@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from .codes import code_digest
-from .content import SILENT, is_genuine, is_own
+from .content import SILENT
+from .origins import is_genuine, is_own
 
 __all__ = ["Strangers", "state_of"]
 
