@@ -73,11 +73,18 @@ def test_a_diagnosis_of_another_tool_does_not_break_the_page(diagnosis):
     assert "FAIL compare" in html_page(data(failed))
 
 
-def test_a_known_cause_is_shown_without_a_diagnosis():
+@pytest.mark.parametrize("diagnosed", [False, True], ids=["message", "diagnosis"])
+def test_a_known_cause_stands_right_below_the_headline(diagnosed):
     cause = {"name": "fixed axis", "sentence": "a plain number", "remedy": "look for int()", "link": ""}
-    failed = record("net", "onnx-dynamo", "fail export", message="no", causes=[cause])
+    more = {"diagnosis": {"guilty": "capture", "causes": [cause]}} if diagnosed else {"causes": [cause]}
+    failed = record("net", "onnx-dynamo", "fail export", message="no", details=["at line 3"], **more)
     (blocks,) = details(html_page(data(failed))).values()
-    assert ["cause", "fixed axis", "a plain number. Remedy: look for int()", ""] in blocks
+    assert blocks[:3] == [
+        ["headline", "no"],
+        ["cause", "fixed axis", "a plain number. Remedy: look for int()", ""],
+        ["lines", ["at line 3"]],
+    ]
+    assert sum(block[0] == "cause" for block in blocks) == 1
 
 
 class Parsed(HTMLParser):
