@@ -224,10 +224,10 @@ def _shapes(shapes: Sequence[Record]) -> list[Block]:
         return []
     rows = [
         [row["path"], *(row[key] or _NOTHING for key in ("accepted", "inferred", "exported")),
-         "differs" if row["differs"] else ""]
+         "differs" if row["differs"] else row["news"]]
         for row in shapes
     ]  # fmt: skip
-    columns = ("input", "golden", "inferred", "exported", "")
+    columns = ("input", "golden", "inferred", "exported", "~")
     return [["h3", "Shapes"], _table(columns, rows, [row["differs"] for row in shapes])]
 
 
