@@ -11,7 +11,8 @@ from .cases import CaseId
 from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances
 from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program
-from .checks.numbers import blame_stand_ins
+from .checks.numbers import Leaves, _run, blame_stand_ins
+from .checks.padded import mask_lines
 from .errors import BLAMELESS, CompareError, ConvertError, ExportCheckError, ResizeError, RunError
 from .exporters.base import Exported, Exporter, target_of
 from .exporters.captures import UnusableCapture
@@ -21,9 +22,18 @@ from .foreign_errors import refusal
 from .observe.observation import GraphObservation
 from .patches.cures import cure_lines
 from .plurals import counted
+from .runtimes.base import Session
+from .spec import ModelSpec
 from .spec_run import OWN
 
-__all__ = ["explained_by", "explained_by_capture", "explained_by_captured", "fail_if_frozen", "name_cures"]
+__all__ = [
+    "explained_by",
+    "explained_by_capture",
+    "explained_by_captured",
+    "explained_by_masks",
+    "fail_if_frozen",
+    "name_cures",
+]
 
 #: ``model.py:12``, in a note of an exporter.
 _PLACE = re.compile(r"\S+\.py:\d+")
@@ -57,6 +67,8 @@ def explained_by_capture(
     except ExportCheckError as error:
         if captured.differs:
             blame_stand_ins(graph, tolerances)
+            if not BLAMELESS.keys() & error.facts.keys():
+                error.details += captured.by_masks()
             error.details += captured.decided(watch.comparisons(graph.shapes))
         raise
     except (Exception, SystemExit) as error:
@@ -73,6 +85,23 @@ def explained_by_captured(captured: CapturedProgram) -> Iterator[None]:
     except (RunError, CompareError) as error:
         if not BLAMELESS.keys() & error.facts.keys():
             error.details += captured.on_observed_calls()
+        raise
+
+
+@contextlib.contextmanager
+def explained_by_masks(
+    spec: ModelSpec, graph: GraphObservation, session: Session, tolerances: Tolerances
+) -> Iterator[None]:
+    """A failure on observed calls says whether a mask decides which of them fail."""
+    try:
+        yield
+    except CompareError as error:
+        if not BLAMELESS.keys() & error.facts.keys():
+
+            def answer(arguments: dict[str, Any]) -> Leaves:
+                return _run(session, arguments, "a call", RunError).outputs
+
+            error.details += mask_lines(spec, graph, tolerances, answer)
         raise
 
 

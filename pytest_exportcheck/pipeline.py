@@ -30,7 +30,14 @@ from .errors import (
     ObserveError,
     PatchError,
 )
-from .explained import explained_by, explained_by_capture, explained_by_captured, fail_if_frozen, name_cures
+from .explained import (
+    explained_by,
+    explained_by_capture,
+    explained_by_captured,
+    explained_by_masks,
+    fail_if_frozen,
+    name_cures,
+)
 from .exporters.base import (
     Exported,
     Exporter,
@@ -458,7 +465,8 @@ def _run_observed(
                 with explained_by(exported):
                     refuse_baked_inputs(graph, absent, tolerances)
         comparisons = watch.comparisons(graph.shapes)
-        with explained_by_captured(captured), explained_by(exported):
+        by_masks = explained_by_masks(spec, graph, session, tolerances)
+        with explained_by_captured(captured), by_masks, explained_by(exported):
             check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
         if (read := inputs_by_output(exported, request, session)) is not None:
             check_unread_inputs(spec, graph, session, read, tolerances, record, captured.at)
