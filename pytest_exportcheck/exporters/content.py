@@ -29,7 +29,7 @@ import torch
 
 from .asking import ASKS, OPAQUE, OUTSIDE, imports_of
 from .codes import code_digest
-from .instances import state_of_instance
+from .instances import attributes_of, state_of_instance
 from .origins import is_genuine, is_installed_function, is_known, is_own
 
 __all__ = ["SILENT", "Content", "Unreadable", "file_digest"]
@@ -396,8 +396,11 @@ class Content:
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             if name != "__class__":
                 self._inner(name, cell)
-        own = {key: item for key, item in vars(value).items() if key not in ("__wrapped__",)}
-        if own and not installed:
+        own = attributes_of(value)
+        if installed:
+            # Those are of decorators, which ran when the module was imported.
+            own = {key: item for key, item in own.items() if not key.startswith("__")}
+        if own:
             self._mapping("attributes", own)
         if "__wrapped__" in vars(value):
             self._inner("__wrapped__", vars(value)["__wrapped__"])

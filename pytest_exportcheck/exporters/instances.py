@@ -1,4 +1,4 @@
-"""What an object of a Python class holds, as far as attributes show it."""
+"""What an object of a Python class, or a function, holds, as far as attributes show it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,18 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["state_of_instance"]
+__all__ = ["attributes_of", "state_of_instance"]
 
 #: What a process makes up: the hash of a configuration's content, with text in it (transformers 5.24).
 _OF_A_PROCESS = {"_original_object_hash"}
+
+#: Of functions: the address of a wrapper (`torch.compiler.disable`), and what is told by itself.
+_OF_A_WRAPPER = {"_torchdynamo_wrapper_id", "__wrapped__"}
+
+
+def attributes_of(function: types.FunctionType) -> dict[str, Any]:
+    """What was set on a function, which its code may read; not what it wraps."""
+    return {key: item for key, item in vars(function).items() if key not in _OF_A_WRAPPER}
 
 
 def state_of_instance(value: Any) -> dict[str, Any] | None:

@@ -113,6 +113,10 @@ def change_defaults_in_place(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.nn.functional.leaky_relu, "__defaults__", (0.5, False))
 
 
+def change_attribute_of_a_function(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.Linear.forward, "is_fast", True, raising=False)
+
+
 def change_operator_of_tensors(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     matmul = torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: matmul(a, b))
@@ -159,6 +163,7 @@ DIFFERENCES = [
     change_code_in_place,
     swap_code_in_place,
     change_defaults_in_place,
+    change_attribute_of_a_function,
     change_operator_of_tensors,
     change_function_of_linalg,
     change_hooks_of_every_module,

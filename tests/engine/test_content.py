@@ -32,6 +32,20 @@ def test_content_is_of_values_and_not_of_places() -> None:
     assert digest(shared)
 
 
+def plain(x: Any) -> Any:
+    return x
+
+
+def test_attributes_of_functions_count_and_addresses_among_them_do_not() -> None:
+    """The wrapper is torch's own code, around another function each time."""
+    first, second, third = (torch.no_grad()(plain) for _ in range(3))
+    assert digest(first) == digest(second)
+    second.flag, third.flag = 1, 2  # type: ignore[attr-defined]
+    assert len({digest(first), digest(second), digest(third)}) == 3
+    assert "_torchdynamo_wrapper_id" in vars(torch.compiler.disable(plain))
+    assert digest(torch.compiler.disable(plain)) == digest(torch.compiler.disable(plain))
+
+
 def hidden() -> Iterator[Any]:
     yield iter([1])
     yield io.BytesIO()

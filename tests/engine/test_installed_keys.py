@@ -23,7 +23,7 @@ def bert() -> torch.nn.Module:
     config = transformers.BertConfig(
         vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
     )
-    return transformers.BertModel(config)
+    return transformers.BertModel(config).eval()
 
 
 def installed(model: torch.nn.Module) -> str:
@@ -116,7 +116,28 @@ def function_under_a_decorator(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def attribute_of_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    method = transformers.models.bert.modeling_bert.BertSelfAttention.forward
+    monkeypatch.setattr(method, "is_fast", True, raising=False)
+
+
+def attribute_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.functional.softmax, "is_fast", True, raising=False)
+
+
+def attribute_of_a_wrapped_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transformers.BertModel.forward.__wrapped__, "is_fast", True, raising=False)
+
+
+def other_attributes_altogether(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.functional.softmax, "__dict__", {"is_fast": True})
+
+
 CHANGES = [
+    attribute_of_a_method,
+    attribute_of_a_function,
+    attribute_of_a_wrapped_function,
+    other_attributes_altogether,
     other_constant,
     other_defaults,
     other_default_of_a_method,
@@ -184,6 +205,29 @@ def test_objects_in_installed_modules_count_with_what_they_hold(
         assert installed(bert) == changed
         found.add(changed)
     assert len(found) == 3
+
+
+def test_an_attribute_of_an_installed_function_counts_with_what_it_holds(
+    bert: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {installed(bert)}
+    for value in (1, 2, [1], [2], {"a": 1}, Scaled(2.0), Scaled(3.0)):
+        monkeypatch.setattr(torch.nn.functional.softmax, "mine", value, raising=False)
+        changed = installed(bert)
+        assert installed(bert) == changed
+        found.add(changed)
+    assert len(found) == 8
+    value = torch.nn.functional.softmax.mine = [1]
+    assert installed(bert) in found
+    value.append(3)
+    assert installed(bert) not in found
+
+
+def test_what_torch_notes_on_a_function_while_it_captures_does_not_count(bert: torch.nn.Module) -> None:
+    before = installed(bert)
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    torch.export.export(bert, (ids,), strict=False)
+    assert installed(bert) == before
 
 
 def test_a_list_of_a_class_counts_as_it_is_now(bert: torch.nn.Module) -> None:
