@@ -5,10 +5,7 @@ The rooms do the work; here they are put in a row, and what they raise is given 
 
 from __future__ import annotations
 
-import contextlib
-import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -18,24 +15,28 @@ from .checks.captured import CapturedProgram, Run, runner_of
 from .checks.case_leaks import Leftovers
 from .checks.compare import Tolerances, compare_leaves
 from .checks.equivalence import check_patches
-from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
+from .checks.frozen import onnx_dims, program_dims
 from .checks.inputs import check_unread_inputs, inputs_by_output, refuse_baked_inputs
-from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
+from .checks.numbers import check_observed_calls, tolerances_of
 from .checks.own import load_own
 from .checks.remains import TraceRemains
 from .checks.sizes import check_other_sizes
 from .checks.state import Held, differences, kept_gradients, model_state
 from .errors import (
-    BLAMELESS,
-    CompareError,
     ComparisonError,
     ConvertError,
     ExportCheckError,
     ExportError,
     ObserveError,
     PatchError,
-    ResizeError,
-    RunError,
+)
+from .explained import (
+    explained_by,
+    explained_by_capture,
+    explained_by_captured,
+    explained_by_masks,
+    fail_if_frozen,
+    name_cures,
 )
 from .exporters.base import (
     Exported,
@@ -56,11 +57,9 @@ from .exporters.sizes_seen import see_comparisons
 from .foreign_errors import refusal
 from .observe.observation import GraphObservation, Observation
 from .patches.base import PatchMode
-from .patches.cures import cure_lines
 from .patches.engine import uncounted
 from .patches.evidence import diffs_of, evidence
 from .patches.reach import parts_of, reach_of
-from .plurals import counted
 from .pytrees import flatten_with_paths, register_flattening_functions
 from .runtimes.base import open_session
 from .runtimes.onnx_runtime import onnx_input_dims
@@ -69,53 +68,13 @@ from .spec import ModelSpec
 from .spec.imports import sibling_imports
 from .spec.names import choices
 from .spec_run import OWN, SpecRun
+from .stages import Stages
 from .tracebacks import one_line, user_lines
 
 __all__ = ["OWN", "CheckedObservation", "SpecRun", "check_shapes", "facts_of", "run_case"]
 
 #: Looks at a captured program: (program, what was decided by sizes, graph, `Activity` of the patches).
 Probe = Callable[[torch.export.ExportedProgram, CaptureWatch, GraphObservation, Any], None]
-
-
-#: ``model.py:12``, in a note of an exporter.
-_PLACE = re.compile(r"\S+\.py:\d+")
-
-
-class _Stages:
-    """Tells the caller which stage runs, and adds up wall and CPU seconds per stage."""
-
-    def __init__(self, enter: Callable[[str], None], record: dict[str, Any]) -> None:
-        self._enter = enter
-        self._durations: dict[str, dict[str, float]] = record.setdefault("durations", {})
-        self.current = ""
-        self._began = (0.0, 0.0)
-
-    def __call__(self, name: str) -> None:
-        self.stop()
-        self.current = name
-        self._began = (time.perf_counter(), time.process_time())
-        self._enter(name)
-
-    def stop(self) -> None:
-        """Close the running stage."""
-        if self.current:
-            spent = self._durations.setdefault(self.current, {"wall_s": 0.0, "cpu_s": 0.0})
-            spent["wall_s"] += time.perf_counter() - self._began[0]
-            spent["cpu_s"] += time.process_time() - self._began[1]
-            self.current = ""
-
-    @contextlib.contextmanager
-    def inside(self, name: str) -> Iterator[None]:
-        """A stage within a call of foreign code; an exception that leaves the block belongs to it."""
-        outer = self.current
-        self(name)
-        try:
-            yield
-        except ExportCheckError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise refusal(error, name, "the captured program cannot be converted") from error
-        self(outer)
 
 
 def _load_exporter(name: str) -> Exporter:
@@ -158,7 +117,7 @@ def _export(
     mode: PatchMode,
     observation: Observation,
     graph: GraphObservation,
-    stages: _Stages,
+    stages: Stages,
     watch: CaptureWatch,
     captured: CapturedProgram,
     record: dict[str, Any],
@@ -320,7 +279,7 @@ def run_case(
     ExportCheckError
         The subclass of the stage that failed.
     """
-    stages = _Stages(enter, record)
+    stages = Stages(enter, record)
     try:
         # All through: exporters and models import when they run, and patches look their targets up.
         with sibling_imports(run.spec.folder):
@@ -331,31 +290,19 @@ def run_case(
                 _note(record, [str(unusable)])
             except ExportCheckError as failure:
                 if _reused(record) is None:
-                    _name_cures(failure, case)
+                    name_cures(failure, case)
                     raise
                 try:
                     _run_anew(run, case, stages, record, failure)
                 except ExportCheckError as again:
-                    _name_cures(again, case)
+                    name_cures(again, case)
                     raise
     finally:
         stages.stop()
 
 
-def _name_cures(failure: ExportCheckError, case: CaseId) -> None:
-    """Add which patch mode replaces the code that the failure names, if one of ours does."""
-    if failure.stage in ("load", "observe", "patch", "shapes") or case.patch_mode in (None, OWN):
-        return
-    with contextlib.suppress(Exception):
-        # A word more must not cost the failure.
-        texts = [failure.message, *failure.details]
-        failure.details += cure_lines(
-            texts, str(case.patch_mode), target_of(_load_exporter(str(case.exporter)))
-        )
-
-
 def _run_anew(
-    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], failure: ExportCheckError | None
+    run: SpecRun, case: CaseId, stages: Stages, record: dict[str, Any], failure: ExportCheckError | None
 ) -> None:
     """The case with what it makes itself: what was made for another case or run fails none."""
     reused, spent = _reused(record), record["durations"]
@@ -376,7 +323,7 @@ def _reused(record: Mapping[str, Any]) -> str | None:
 
 
 def _run_case(
-    run: SpecRun, case: CaseId, stages: _Stages, record: dict[str, Any], probe: Probe | None, anew: bool
+    run: SpecRun, case: CaseId, stages: Stages, record: dict[str, Any], probe: Probe | None, anew: bool
 ) -> None:
     assert case.exporter is not None
     assert case.patch_mode is not None
@@ -407,7 +354,7 @@ def _run_case(
 def _run_observed(
     run: SpecRun,
     case: CaseId,
-    stages: _Stages,
+    stages: Stages,
     record: dict[str, Any],
     probe: Probe | None,
     anew: bool,
@@ -434,20 +381,21 @@ def _run_observed(
         watch, captured = CaptureWatch(), CapturedProgram(spec, graph, tolerances, record)
         remains = TraceRemains(observation.model)
         try:
-            exported, request = _export(
-                exporter, mode, observation, graph, stages, watch, captured, record, probe, run, case, anew
-            )
-        except UnusableCapture:
-            raise
-        except ExportCheckError as error:
-            if captured.differs:
-                blame_stand_ins(graph, tolerances)
-                error.details += captured.decided(watch.comparisons(graph.shapes))
-            raise
-        except (Exception, SystemExit) as error:
-            failure = refusal(error, "export", f"{exporter.name} refuses the model")
-            failure.details[:0] = frozen_axes(graph.shapes, watch.frozen())
-            raise failure from error
+            with explained_by_capture(exporter, graph, tolerances, watch, captured):
+                exported, request = _export(
+                    exporter,
+                    mode,
+                    observation,
+                    graph,
+                    stages,
+                    watch,
+                    captured,
+                    record,
+                    probe,
+                    run,
+                    case,
+                    anew,
+                )
         finally:
             # A verdict must not depend on what ran before it.
             changed = _changed(observation, graph, state, tolerances)
@@ -474,14 +422,14 @@ def _run_observed(
         if request.captures is not None:
             _note(record, request.captures.notes)  # Beside those of the conversion.
         if isinstance(exported.program, KeptCapture):
-            _fail_if_frozen(exported.program.facts.dims, graph, watch, ExportError, record)
+            fail_if_frozen(exported.program.facts.dims, graph, watch, ExportError, record)
         elif isinstance(exported.program, torch.export.ExportedProgram):
             own = program_dims(exported.program, request.input_paths)
-            _fail_if_frozen(own, graph, watch, ExportError, record)
+            fail_if_frozen(own, graph, watch, ExportError, record)
         elif (declared := onnx_input_dims(exported.program)) is not None:
             stages("convert")
             dims = onnx_dims(declared, exported.input_names)
-            _fail_if_frozen(dims, graph, watch, ConvertError, record)
+            fail_if_frozen(dims, graph, watch, ConvertError, record)
         if watch.missing:
             record["warnings"].append(f"comparisons of sizes cannot be read: there is no {watch.missing}")
         outcome = None
@@ -514,22 +462,18 @@ def _run_observed(
             record["unused_inputs"] = absent
             if absent:
                 stages("convert")
-                with _explained_by(exported):
+                with explained_by(exported):
                     refuse_baked_inputs(graph, absent, tolerances)
         comparisons = watch.comparisons(graph.shapes)
-        try:
-            with _explained_by(exported):
-                check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
-        except (RunError, CompareError) as error:
-            if not BLAMELESS.keys() & error.facts.keys():
-                error.details += captured.on_observed_calls()
-            raise
+        by_masks = explained_by_masks(spec, graph, session, tolerances)
+        with explained_by_captured(captured), by_masks, explained_by(exported):
+            check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
         if (read := inputs_by_output(exported, request, session)) is not None:
             check_unread_inputs(spec, graph, session, read, tolerances, record, captured.at)
         stages("resize")
         captures = request.captures
         try:
-            with _explained_by(exported):
+            with explained_by(exported):
                 check_other_sizes(
                     spec,
                     graph,
@@ -550,19 +494,6 @@ def _run_observed(
         if outcome is not None:
             shown = {key: value for key, value in record.items() if key not in seen}
             outcome.keep({**shown, "warnings": record["warnings"][warned:]})
-
-
-@contextlib.contextmanager
-def _explained_by(exported: Exported) -> Iterator[None]:
-    """A failure of the program says what its exporter noted, unless it names all these lines already."""
-    try:
-        yield
-    except (ConvertError, RunError, CompareError, ResizeError) as error:
-        said = "\n".join([error.message, *error.details])
-        places = [_PLACE.search(note) for note in exported.notes]
-        if not all(place is not None and place[0] in said for place in places):
-            error.details += exported.notes
-        raise
 
 
 def _check_mode(
@@ -608,16 +539,3 @@ def _changed(
     if all(result.ok for result in compare_leaves(call.output_leaves(), again, tolerances)):
         return []
     return ["eager answers differently after the export"]
-
-
-def _fail_if_frozen(
-    dims: Dims,
-    graph: GraphObservation,
-    watch: CaptureWatch,
-    error: type[ExportCheckError],
-    record: dict[str, Any],
-) -> None:
-    record["exported_shapes"] = dims_text(dims)
-    record["specialised"] = frozen = frozen_in_program(dims, graph.shapes, watch.frozen())
-    if frozen:
-        raise error(f"{counted(len(frozen), 'dynamic axis', 'dynamic axes')} became constant", details=frozen)

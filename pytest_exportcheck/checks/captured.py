@@ -17,6 +17,7 @@ from ..spec import ModelSpec
 from .compare import LeafComparison, Tolerances, table
 from .layout import lies_otherwise
 from .numbers import Leaves, _inputs_by_path, _summary
+from .padded import mask_lines
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
 from .thresholds import decided_lines
@@ -144,6 +145,18 @@ class CapturedProgram:
                 f"{counted(len(self._graph.calls), 'call')} and refuses: {self._refuses[0]}"
             ]
         return []
+
+    def by_masks(self) -> list[str]:
+        """For the details of its own failure: whether a mask decides where it differs."""
+        run = self._run
+        if run is None or self._refuses:
+            return []
+
+        def answer(arguments: dict[str, Any]) -> Leaves:
+            with torch.no_grad():
+                return run(clone_tree(split_constants(arguments)[0]))
+
+        return mask_lines(self._spec, self._graph, self._tolerances, answer)
 
     def decided(self, comparisons: Sequence[Comparison]) -> list[str]:
         """For the details of its own failure: what was decided by other sizes than those of the call."""

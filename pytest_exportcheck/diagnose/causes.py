@@ -264,12 +264,33 @@ CAUSES: tuple[Cause, ...] = (
         "a row of the attention mask allows no position at all (padding): torch gives zeros there, a plain "
         "softmax NaN or an average",
         "compare real positions only (compare: {output: {where: attention_mask}}), or let every row attend "
-        "somewhere",
+        "somewhere; in ONNX the patch mode torch gives zeros too (patch_modes: [none, torch])",
         "https://github.com/pytorch/pytorch/issues/103963",
         # A difference of a padded model alone proves nothing: it must be NaN, padding, or attention itself.
         pattern=r"(?:nan instead of|instead of nan|only where attention_mask is 0|"
         r"first wrong node %\w+ = aten\.\w*(?:softmax|scaled_dot_product))",
         test=lambda e: e.differs and (_masked_nan(e) if e.masked_rows is None else e.masked_rows),
+    ),
+    Cause(
+        "padded positions",
+        "only what is computed at padded positions differs: nothing there need have a right value, and "
+        "rows of attention that may see nothing are zeros in torch and an average in a plain softmax",
+        "compare real positions only (compare: {output: {where: attention_mask}}); of rows that see nothing "
+        "the patch mode torch makes zeros in ONNX too (patch_modes: [none, torch])",
+        pattern=r"they differ only where attention_mask is 0",
+        test=lambda e: not e.masked_rows and not _masked_nan(e),
+    ),
+    Cause(
+        "mask not read",
+        "the program does not read the mask, or reads it otherwise than eager does: it is wrong in the "
+        "padded calls and right in all others",
+        "look for code that asks whether a mask is all ones, or whether the model is exported, and leaves it "
+        "out then (--diagnose names the first wrong node and the module); for masks of transformers try the "
+        "patch mode transformers, for rows that mask everything the mode torch "
+        "(patch_modes: [none, transformers, torch])",
+        pattern=r"the calls with zeros in [^\n]* differ \(\d+ of \d+\), those with ones only agree",
+        # NaN is of rows without a position: the row above.
+        test=lambda e: re.search(_NAN, e.text) is None,
     ),
     Cause(
         "float16 overflow",

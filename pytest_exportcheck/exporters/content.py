@@ -9,98 +9,36 @@ from __future__ import annotations
 import builtins
 import collections
 import dataclasses
-import dis
 import enum
 import functools
 import hashlib
-import importlib.util
 import inspect
-import itertools
 import linecache
 import logging
 import os
 import pathlib
 import re
 import sys
-import sysconfig
 import types
-import typing
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from .asking import ASKS, OPAQUE, OUTSIDE, imports_of
 from .codes import code_digest
+from .instances import attributes_of, state_of_instance
+from .origins import is_genuine, is_installed_function, is_known, is_own
 
-__all__ = ["SILENT", "Content", "Unreadable", "file_digest", "is_genuine", "is_installed", "is_own"]
+__all__ = ["SILENT", "Content", "Unreadable", "file_digest"]
 
 #: A file next to a spec is imported under a name with a digest of its path.
 _FILE_MODULE = re.compile(r"\b_exportcheck_(\w+)_[0-9a-f]{12}\b")
 
-_PURELIB, _PLATLIB, _STDLIB, _PLATSTDLIB = (
-    os.path.realpath(sysconfig.get_paths()[name]) + os.sep
-    for name in ("purelib", "platlib", "stdlib", "platstdlib")
-)
-#: The distribution of a file in there has a version, the file a checksum in its RECORD.
-_TORCH = os.path.realpath(os.path.dirname(torch.__file__)) + os.sep
-_INSTALLED = (_PURELIB, _PLATLIB, _STDLIB, _PLATSTDLIB, _TORCH)
-#: Our own code is in every key with its content.
-_OWN = os.path.realpath(os.path.dirname(os.path.dirname(__file__))) + os.sep
-
-#: What code calls whose result no digest of the code knows of.
-_OPAQUE = {"open", "eval", "exec", "compile", "__import__", "input", "globals", "locals", "vars"}
-#: Modules of the standard library that are asked for something outside the process, or that changes.
-_OUTSIDE = {
-    *("random", "time", "datetime", "socket", "subprocess", "urllib", "sqlite3", "secrets", "uuid"),
-    *("importlib", "pickle", "shelve", "tempfile", "glob", "ctypes", "multiprocessing", "requests", "http"),
-}
-
-#: Attributes and functions, under whatever name, that ask for files or for the command line.
-_ASKS = {
-    *(
-        "read_text",
-        "read_bytes",
-        "argv",
-        "orig_argv",
-        "exists",
-        "is_file",
-        "is_dir",
-        "isfile",
-        "isdir",
-        "stat",
-    ),
-    *(
-        "listdir",
-        "scandir",
-        "iterdir",
-        "rglob",
-        "walk",
-        "getmtime",
-        "getsize",
-        "fromfile",
-        "from_file",
-        "memmap",
-    ),
-    *(
-        "load",
-        "load_file",
-        "loadtxt",
-        "genfromtxt",
-        "safe_open",
-        "load_state_dict_from_url",
-        "getpid",
-        "urandom",
-    ),
-    *("cpu_count", "access", "lstat", "popen", "getlines", "getline", "get_data"),
-}
-
 #: Through which the patches in place are called (`patches.engine`): it counts, and the count says nothing.
 _COUNTED = "_counted.<locals>.patched"
-
-#: What a process makes up: the hash of a configuration's content, with text in it (transformers 5.24).
-_OF_A_PROCESS = {"_original_object_hash"}
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented))
 _TORCH_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme)
@@ -129,33 +67,6 @@ SILENT = {
 
 class Unreadable(Exception):
     """The text says what has no digest and where it was met."""
-
-
-@functools.cache
-def is_installed(filename: str) -> bool:
-    """Whether a file belongs to the standard library or an installed distribution, or to this package."""
-    if filename.startswith("<frozen "):
-        return True
-    path = os.path.realpath(filename)
-    return path.startswith(_INSTALLED) or path.startswith(_OWN)
-
-
-def is_own(filename: str) -> bool:
-    """Whether a file belongs to this package."""
-    return filename.startswith(_OWN)
-
-
-def _is_known(module: str) -> bool:
-    """Whether a module is installed code, whose version, or content, is in every key."""
-    found = sys.modules.get(module)
-    if found is None:
-        return False
-    filename = getattr(found, "__file__", None)
-    if filename is None:
-        # Built in, or a namespace package of installed ones.
-        paths = list(getattr(found, "__path__", ()))
-        return module in sys.builtin_module_names or (bool(paths) and all(map(is_installed, paths)))
-    return is_installed(filename)
 
 
 def file_digest(filename: str) -> str:
@@ -387,7 +298,7 @@ class Content:
         if value is os.environ or value is os.environb:
             self.mentions_environment = True
             return
-        state = _state_of(value)
+        state = state_of_instance(value)
         if state is None:
             raise self._refuse(value)
         self._token("instance")
@@ -413,11 +324,11 @@ class Content:
     def _class(self, value: type) -> None:
         name = _FILE_MODULE.sub(r"\1", f"{value.__module__}.{value.__qualname__}")
         self._token("class", name)
-        if _is_known(value.__module__):
+        if is_known(value.__module__):
             self.modules.add(value.__module__)
             # What its version does not tell: functions that were put into it.
             for cls in value.__mro__:
-                if _is_known(cls.__module__) and isinstance(cls, type):
+                if is_known(cls.__module__) and isinstance(cls, type):
                     self._foreign(cls)
             return
         for base in value.__bases__:
@@ -454,14 +365,14 @@ class Content:
                         self._inner(f"{cls.__qualname__}.{key}[{name}]", entry)
 
     def _function(self, value: types.FunctionType) -> None:
-        installed = _is_installed_function(value)
-        if value.__code__.co_qualname == _COUNTED and value.__code__.co_filename.startswith(_OWN):
+        installed = is_installed_function(value)
+        if value.__code__.co_qualname == _COUNTED and is_own(value.__code__.co_filename):
             self._token("patched")
             cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
             self._inner("replacement", cells["function"])
             return
         replaced = value.__dict__.get("replaced", value)
-        if replaced is not value and value.__code__.co_filename.startswith(_OWN):
+        if replaced is not value and is_own(value.__code__.co_filename):
             # `flat_forward`: the arguments that it bakes in are told by themselves.
             self._inner("replaced", replaced)
             return
@@ -469,7 +380,7 @@ class Content:
         if installed:
             if value.__module__ == "os" and code.co_name in ("getenv", "getenvb"):
                 self.mentions_environment = True
-            elif code.co_name in _ASKS:
+            elif code.co_name in ASKS:
                 raise Unreadable(
                     f"{self._where()} is {code.co_name}: what it gives is known only when it runs"
                 )
@@ -485,8 +396,11 @@ class Content:
         for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
             if name != "__class__":
                 self._inner(name, cell)
-        own = {key: item for key, item in vars(value).items() if key not in ("__wrapped__",)}
-        if own and not installed:
+        own = attributes_of(value)
+        if installed:
+            # Those are of decorators, which ran when the module was imported.
+            own = {key: item for key, item in own.items() if not key.startswith("__")}
+        if own:
             self._mapping("attributes", own)
         if "__wrapped__" in vars(value):
             self._inner("__wrapped__", vars(value)["__wrapped__"])
@@ -516,10 +430,10 @@ class Content:
         while stack:
             code = stack.pop()
             names.update(code.co_names)
-            for name, wanted in _imports(code, namespace):
+            for name, wanted in imports_of(code, namespace):
                 self._import(function, name, wanted)
             stack += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-        for name in sorted(names & _ASKS):
+        for name in sorted(names & ASKS):
             if not isinstance(namespace.get(name), types.FunctionType) or is_genuine(namespace[name]):
                 raise Unreadable(
                     f"{function.__qualname__} asks for {name}: what that gives is known only when it runs"
@@ -527,7 +441,7 @@ class Content:
         for name in sorted(names):
             if name in namespace:
                 self._inner(name, namespace[name])
-            elif name in _OPAQUE and hasattr(builtins, name):
+            elif name in OPAQUE and hasattr(builtins, name):
                 raise Unreadable(
                     f"{function.__qualname__} calls {name}(): what that gives is known only when it runs"
                 )
@@ -535,9 +449,9 @@ class Content:
     def _import(self, function: types.FunctionType, name: str, wanted: tuple[str, ...]) -> None:
         """A module that the code imports when it runs: it may not have run that line yet."""
         top = name.partition(".")[0]
-        if top in _OUTSIDE:
+        if top in OUTSIDE:
             raise Unreadable(f"{function.__qualname__} imports {name}: what it gives changes from run to run")
-        if top in sys.stdlib_module_names or _is_known(top):
+        if top in sys.stdlib_module_names or is_known(top):
             return
         parts = name.split(".")
         modules = [sys.modules.get(".".join(parts[: k + 1])) for k in range(len(parts))]
@@ -550,9 +464,9 @@ class Content:
     def _module(self, value: types.ModuleType) -> None:
         name = value.__name__
         self._token("module", _FILE_MODULE.sub(r"\1", name))
-        if name.partition(".")[0] in _OUTSIDE:
+        if name.partition(".")[0] in OUTSIDE:
             raise Unreadable(f"{self._where()} is the module {name}: what it gives changes from run to run")
-        if _is_known(name):
+        if is_known(name):
             self.modules.add(name)
             return
         filename = getattr(value, "__file__", None)
@@ -566,7 +480,7 @@ class Content:
         objclass = getattr(value, "__objclass__", None)
         self._token("builtin", getattr(value, "__module__", ""), value.__qualname__)
         top = str(getattr(value, "__module__", "") or "").partition(".")[0]
-        if top in _OUTSIDE or (value is builtins.open):
+        if top in OUTSIDE or (value is builtins.open):
             raise Unreadable(
                 f"{self._where()} is {value.__qualname__}: what it gives is known only when it runs"
             )
@@ -574,79 +488,3 @@ class Content:
             self._token(objclass.__module__, objclass.__qualname__)
         elif owner is not None and not isinstance(owner, types.ModuleType):
             self._inner("__self__", owner)
-
-
-def _imports(code: types.CodeType, namespace: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(absolute name, what is taken from it) of each module that `code` imports."""
-    constants: collections.deque[Any] = collections.deque(maxlen=2)
-    for step in dis.get_instructions(code):
-        if step.opname == "LOAD_CONST":
-            constants.append(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            level, wanted = constants
-            name = step.argval
-            if level:
-                package = str(namespace.get("__package__") or namespace.get("__name__", ""))
-                name = importlib.util.resolve_name("." * level + name, package)
-            yield name, tuple(wanted or ())
-
-
-def _state_of(value: Any) -> dict[str, Any] | None:
-    """What an object of a Python class holds; ``None`` for one that is written in C and tells nothing."""
-    state: dict[str, Any] = {}
-    readable = False
-    for cls in type(value).__mro__:
-        slots = cls.__dict__.get("__slots__")
-        if slots is not None:
-            readable = True
-            for name in (slots,) if isinstance(slots, str) else slots:
-                slot = f"_{cls.__name__.lstrip('_')}{name}" if name.startswith("__") else name
-                if name not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                    state[slot] = getattr(value, slot)
-        elif cls is not object and not _is_python(cls):
-            containers = (list, tuple, dict, set, frozenset, collections.deque, collections.OrderedDict)
-            if cls not in (*containers, int, float, complex, str, bytes, types.SimpleNamespace):
-                return None
-    own = getattr(value, "__dict__", None)
-    if isinstance(own, dict):
-        readable = True
-        state.update({key: item for key, item in own.items() if key not in _OF_A_PROCESS})
-    if not readable and type(value) is not object:
-        return None
-    if inspect.isgenerator(value) or isinstance(value, (Iterator, itertools.count)):
-        return None
-    return state
-
-
-def _is_python(cls: type) -> bool:
-    """Whether a class statement made it: one that is written in C may hold what no attribute shows."""
-    if not cls.__flags__ & 1 << 9:  # Py_TPFLAGS_HEAPTYPE
-        return False
-    module = sys.modules.get(cls.__module__)
-    # A module beside a spec is put aside while its code does not run.
-    return module is None or str(getattr(module, "__file__", None) or "").endswith(".py")
-
-
-def _is_installed_function(function: types.FunctionType) -> bool:
-    """Whether its code is installed code, or was made by it: the methods of a dataclass have no file."""
-    filename = function.__code__.co_filename
-    if filename == "<string>":
-        name = str(function.__globals__.get("__name__", ""))
-        # `collections.namedtuple` makes a module for its ``__new__``, which a digest of the code tells.
-        return name.startswith("namedtuple_") or _is_known(name)
-    return is_installed(filename)
-
-
-def is_genuine(item: Any) -> bool:
-    """Whether an entry of an installed class or module is its own: no function from anywhere else."""
-    if isinstance(item, (staticmethod, classmethod)):
-        item = item.__func__
-    if isinstance(item, property):
-        return all(part is None or is_genuine(part) for part in (item.fget, item.fset, item.fdel))
-    if isinstance(item, types.FunctionType):
-        return _is_installed_function(item)
-    if isinstance(item, types.MethodType):
-        return is_genuine(item.__func__)
-    if isinstance(item, type):
-        return typing.cast(Any, item).__module__ not in sys.modules or _is_known(item.__module__)
-    return True

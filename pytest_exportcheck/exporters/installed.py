@@ -1,9 +1,9 @@
 """What installed modules hold, which their files do not tell: names, classes, tables, functions as they are.
 
 A version says what was installed, not what was done to it while the process ran: a function under another's
-name, other code, defaults or closure contents of a function that stayed where it was, an entry of a table, a
-list of a class. All of it is written down as text that another process finds again. A module is walked again
-only if something in it is not the object that it was.
+name, other code, defaults, attributes or closure contents of a function that stayed where it was, an entry of
+a table, a list of a class. All of it is written down as text that another process finds again. A module is
+walked again only if something in it is not the object that it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Any
 import torch
 
 from .codes import code_digest
-from .content import SILENT, is_genuine, is_own
+from .content import SILENT
+from .instances import attributes_of
+from .origins import is_genuine, is_own
 
 __all__ = ["Strangers", "state_of"]
 
@@ -46,7 +48,8 @@ _HELD = (
     *(types.MemberDescriptorType, types.ClassMethodDescriptorType, functools._lru_cache_wrapper),
 )
 
-_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+#: Of a function, what may become another object: its closure cannot.
+_PARTS = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 _VALUES = operator.methodcaller("values")
 _CONTENTS = operator.attrgetter("cell_contents")
 
@@ -168,7 +171,7 @@ class _Walk:
         return type(table).__name__, sorted(found, key=repr)
 
     def _function(self, function: types.FunctionType, place: str) -> Any:
-        code, defaults, keywords, closure = _PARTS(function)
+        code, defaults, keywords, attributes = _PARTS(function)
         if not is_genuine(function):
             self.strangers[place] = function
             return f"{function.__module__}.{code.co_qualname}"
@@ -183,7 +186,11 @@ class _Walk:
         ]
         if defaults or keywords:
             found.append(self._each((defaults, keywords), f"{place} defaults"))
-        for name, cell in zip(code.co_freevars, closure or (), strict=False):
+        if attributes:
+            self.tables.append(attributes)
+            own = sorted(attributes_of(function).items())
+            found += [(name, self.described(value, f"{place}.{name}")) for name, value in own]
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
             if name == "__class__":
                 continue
             try:
@@ -200,7 +207,11 @@ class _Stamp:
     """All that a walk went through, to be compared by identity."""
 
     def __init__(self, walk: _Walk) -> None:
+        # A function is met under each of its names.
+        walk.functions, walk.cells = _once(walk.functions), _once(walk.cells)
+        walk.tables, walk.lists = _once(walk.tables), _once(walk.lists)
         self._walk = walk
+        self._attributes = [function.__dict__ for function in walk.functions]
         self.of = walk.spaces[0]
         values = self._values()
         self._sizes = self._lengths()
@@ -222,7 +233,10 @@ class _Stamp:
 
     def _lengths(self) -> list[int]:
         walk = self._walk
-        return [*map(len, walk.spaces), *map(dict.__len__, walk.tables), *map(len, walk.lists)]
+        return [
+            *(*map(len, walk.spaces), *map(dict.__len__, walk.tables), *map(len, walk.lists)),
+            *map(len, self._attributes),
+        ]
 
     def _values(self) -> list[Any]:
         walk, every = self._walk, itertools.chain.from_iterable
@@ -235,6 +249,10 @@ class _Stamp:
             *map(_CONTENTS, walk.cells),
             *every(walk.lists),
         ]
+
+
+def _once(items: list[Any]) -> list[Any]:
+    return [*{id(item): item for item in items}.values()]
 
 
 #: Name of a module -> what was read of it last.

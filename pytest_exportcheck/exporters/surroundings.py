@@ -27,8 +27,9 @@ from torch.utils import _pytree
 from torch.utils._config_module import ConfigModule
 
 from ..spec.imports import siblings_of
-from .content import Content, file_digest, is_genuine, is_installed
+from .content import Content, file_digest
 from .installed import state_of
+from .origins import is_genuine, is_installed
 
 __all__ = ["add_flags", "add_installed", "process_digest", "variables"]
 

@@ -139,7 +139,9 @@ def test_what_was_found_counts(evidence: Evidence, expected: list[str]) -> None:
         ("y: nan instead of 0; they differ only where attention_mask is 0", "compare", "float32", True,
          "fully masked attention rows"),
         ("y: nan instead of 0", "compare", "float32", True, None),
-        ("they differ only where attention_mask is 0", "compare", "float32", True, None),
+        ("they differ only where attention_mask is 0", "compare", "float32", True, "padded positions"),
+        ("the calls with zeros in mask differ (1 of 2), those with ones only agree (1 of 2), and call 2 "
+         "agrees too with ones there", "compare", "float32", True, "mask not read"),
         ("dynamic axes of a GRU became constants", "export", "float32", False,
          "recurrent layer after another export"),
         # A fresh process fails too: no history is to blame.
@@ -152,6 +154,13 @@ def test_a_message_alone_claims_no_more_than_it_shows(
 ) -> None:
     found = [cause.name for cause in causes_of_text(text, stage, dtype, fresh)]
     assert (expected in found) if expected else (found == []), found
+
+
+def test_rows_that_see_nothing_are_told_once() -> None:
+    text = "they differ only where attention_mask is 0"
+    assert names(Evidence(text, differs=True, masked_rows=True)) == ["fully masked attention rows"]
+    assert names(Evidence(text, differs=True, masked_rows=False)) == ["padded positions"]
+    assert names(Evidence(f"y: nan instead of 0; {text}", differs=True)) == ["fully masked attention rows"]
 
 
 def test_a_padded_mask_alone_explains_no_difference() -> None:

@@ -1,36 +1,21 @@
-"""What an upgrade broke: two reports, case by case; and the reports of shards put together."""
+"""What an upgrade broke: two reports, case by case."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from pytest_exportcheck.cli import main
 from pytest_exportcheck.reports.compare import compare
 from pytest_exportcheck.reports.comparison import as_json, as_markdown, as_text
-from pytest_exportcheck.reports.read import Report, ReportError, merge, read_report
+from pytest_exportcheck.reports.read import Report
 
+from .made_reports import command, effects, output, report, selected, write
 from .test_matrix import record
-
-
-def report(*cases, name="before.json", **packages):
-    return Report(name, {"packages": packages}, list(cases))
-
-
-def output(max_abs, path="logits", atol=1e-5):
-    return {"path": path, "max_abs": max_abs, "atol": atol, "ok": True}
 
 
 def judged(by, ok=True, max_abs=0.0):
     return {**output(max_abs), "by": by, "ok": ok}
-
-
-def effects(before, after):
-    found = compare(report(*before), report(*after, name="after.json"))
-    return [(change.kind, change.effect) for change in found.changes]
 
 
 @pytest.mark.parametrize(
@@ -291,21 +276,6 @@ def test_two_equal_runs():
     assert "nothing got worse" in as_markdown(found)
 
 
-def selected(*paths, options=(), deselected=(), unfinished=None):
-    cases = [record(spec, exporter) for spec, exporter in deselected]
-    return {
-        "selection": {
-            "paths": list(paths),
-            "options": list(options),
-            "deselected": [{name: case[name] for name in CASE} for case in cases],
-            "unfinished": unfinished,
-        }
-    }
-
-
-CASE = ("spec", "exporter", "patch_mode", "device", "dtype", "graph")
-
-
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
@@ -340,198 +310,21 @@ def test_a_case_that_is_gone_was_left_out_or_is_lost(environment, why):
     assert ("1 not run" in as_text(found), "1 gone" in as_text(found)) == (why is not None, why is None)
 
 
-def test_of_merged_shards_a_case_is_left_out_where_all_were_told_so():
-    before = report(*(record(name, "onnx-dynamo") for name in "abc"))
-
-    def gone(*environments):
-        shards = [Report(f"{at}.json", facts, []) for at, facts in enumerate(environments)]
-        data, _ = merge(shards)
-        return sorted(compare(before, Report("all.json", data["environment"], [])).not_run)
-
-    others = [[("b", "onnx-dynamo"), ("c", "onnx-dynamo")], [("a", "onnx-dynamo"), ("c", "onnx-dynamo")]]
-    # The third shard, which should have run c, is missing.
-    assert gone(*(selected("specs", deselected=each) for each in others)) == []
-    options = ["-k 'not c'"]
-    filtered = [selected("specs", options=options, deselected=each) for each in others]
-    assert gone(*filtered) == ["specs/c.yaml [cpu-float32-onnx-dynamo-none]"]
-    assert gone(filtered[0], {"left_out": None}) == []
-
-
-def test_merge_is_a_union_that_keeps_the_worse_verdict_and_says_so():
-    one = report(record("a", "onnx-dynamo"), record("b", "onnx-dynamo"), name="1.json", torch="2.13.0")
-    two = report(
-        record("b", "onnx-dynamo", "fail run"), record("c", "onnx-dynamo"), name="2.json", torch="2.12"
-    )
-    data, notes = merge([one, two])
-    assert [(case["spec"], case["verdict"]) for case in data["cases"]] == [
-        ("specs/a.yaml", "pass"), ("specs/b.yaml", "fail run"), ("specs/c.yaml", "pass"),
-    ]  # fmt: skip
-    assert notes == [
-        "2.json ran with other packages than 1.json: torch 2.13.0 -> 2.12",
-        "specs/b.yaml [cpu-float32-onnx-dynamo-none]: pass in 1.json, fail run in 2.json; the worse is kept",
-    ]
-    assert len(data["environment"]["shards"]) == 2
-
-
-@pytest.mark.parametrize("verdict", ["pass", "fail run"])
-def test_of_merged_shards_the_one_that_ran_a_case_counts(verdict):
-    """The machine without a GPU skips what the other runs."""
-    skipped = report(record("a", "onnx-dynamo", "skip"), name="cpu.json")
-    ran = report(record("a", "onnx-dynamo", verdict), name="gpu.json")
-    for shards in ([skipped, ran], [ran, skipped]):
-        data, notes = merge(shards)
-        assert [case["verdict"] for case in data["cases"]] == [verdict]
-        assert notes == []
-
-
-def test_merged_shards_are_whole_unless_one_was_cut_short():
-    def shard(name, left_out, seed):
-        return Report(name, {"left_out": left_out, "seeds": [seed]}, [])
-
-    data, _ = merge([shard("1.json", "5 deselected", 0), shard("2.json", "3 deselected", 7)])
-    assert data["environment"]["left_out"] is None
-    assert data["environment"]["seeds"] == [0, 7]
-    data, _ = merge([shard("1.json", None, 0), shard("2.json", "interrupted", 0)])
-    assert data["environment"]["left_out"] == "2.json: interrupted"
-
-
-def shard(name, left_out, *ran, **selection):
-    facts = {**selected(*selection.pop("paths", ["specs"]), **selection), "left_out": left_out}
-    return Report(name, facts, [record(each, "onnx-dynamo") for each in ran])
-
-
-def cases_of(names):
-    return [(name, "onnx-dynamo") for name in names]
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "left_out"),
-    [
-        # What one leaves out, the other runs: by a plugin that splits, by -k, by exporters.
-        (("2 deselected", "a", {"deselected": "bc"}), ("1 deselected", "bc", {"deselected": "a"}), None),
-        (("-k", "a", {"deselected": "bc", "options": ["-k a"]}), (None, "abc", {}), None),
-        (
-            ("-k", "a", {"deselected": "bc", "options": ["-k a"]}),
-            ("-k", "bc", {"deselected": "a", "options": ["-k 'not a'"]}),
-            None,
-        ),
-        (
-            ("an axis is restricted", "a", {"deselected": "bc"}),
-            ("an axis is restricted", "bc", {"deselected": "a"}),
-            None,
-        ),
-        (
-            ("-k", "a", {"deselected": "bc", "options": ["-k a"]}),
-            ("-k", "b", {"deselected": "ac", "options": ["-k b"]}),
-            "1.json: -k; 2.json: -k",
-        ),
-        # A file is whole beside a run of its folder.
-        (
-            ("a file is named, and not its folder", "a", {"paths": ["specs/a.yaml"]}),
-            ("1 deselected", "bc", {"deselected": "a"}),
-            None,
-        ),
-        (
-            ("a file is named, and not its folder", "a", {"paths": ["specs/a.yaml"]}),
-            ("a file is named, and not its folder", "b", {"paths": ["specs/b.yaml"]}),
-            "1.json: a file is named, and not its folder; 2.json: a file is named, and not its folder",
-        ),
-        (
-            ("a file is named, and not its folder", "a", {"paths": ["other/a.yaml"]}),
-            (None, "bc", {}),
-            "1.json: a file is named, and not its folder",
-        ),
-        # Files that were not collected: nobody knows what is in them, but a run that collected all.
-        (
-            ("--lf", "a", {"options": ["--lf"]}),
-            ("--lf", "b", {"options": ["--lf"]}),
-            "1.json: --lf; 2.json: --lf",
-        ),
-        # What ended early is not made up for.
-        (
-            ("interrupted", "a", {"unfinished": "interrupted"}),
-            (None, "abc", {}),
-            "1.json: interrupted",
-        ),
-        (("collection errors", "a", {}), (None, "abc", {}), "1.json: collection errors"),
-    ],
-)
-def test_shards_that_are_all_cases_together_are_a_full_run(first, second, left_out):
-    def made(name, reason, ran, selection):
-        more = {**selection, "deselected": cases_of(selection.get("deselected", ""))}
-        return shard(name, reason, *ran, **more)
-
-    shards = [made("1.json", *first), made("2.json", *second)]
-    for order in (shards, shards[::-1]):
-        data, _ = merge(order)
-        found = data["environment"]["left_out"]
-        assert (found and set(found.split("; "))) == (left_out and set(left_out.split("; ")))
-    # A case that is in no shard of a full run is gone; of any other nobody knows.
-    before = report(*(record(name, "onnx-dynamo") for name in "abcx"))
-    lost = compare(before, Report("all.json", data["environment"], data["cases"])).worse
-    assert lost or left_out is not None
-
-
-def test_missing_shapes_are_counted_alike_everywhere(tmp_path, warm_plugin):
-    python = warm_plugin.executable
-    absent = {**record("a", None, "fail shapes"), "golden_exists": False}
-    differs = {**record("b", None, "fail shapes"), "golden_exists": True}
-    fine = {**record("c", None), "golden": {"path": "g", "text": "t", "changed": False}}
-    cases = [absent, differs, fine, record("a", "onnx-dynamo"), record("b", "onnx-dynamo", "fail export")]
-    _write(tmp_path / "a.json", *cases[:3])
-    _write(tmp_path / "b.json", *cases[3:])
-    done = _command(python, tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
-    totals = "2 cases: 1 pass, 1 FAIL   shapes: 1 ok, 1 missing, 1 FAIL"
-    assert done.stderr == f"all.json, of 2 reports: {totals}\n"
-    assert totals in _command(python, tmp_path, "show", "all.json").stdout.splitlines()
-    markdown = _command(python, tmp_path, "markdown", "all.json").stdout.splitlines()
-    assert totals.replace("   ", ", ") in markdown
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "No such file"),
-        ("{", "not a JSON report"),
-        ("[]", "no list of cases"),
-        ('{"schema": 2, "cases": []}', "report schema 2, this version reads 1"),
-        ('{"schema": 1, "cases": [{"spec": "a"}]}', "case 0 is no record"),
-        (b"\xff\xfe", "not a JSON report"),
-    ],
-)
-def test_what_is_no_report_is_refused_with_its_name(tmp_path, content, message):
-    path = tmp_path / "r.json"
-    if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ReportError, match=message) as error:
-        read_report(path)
-    assert str(path) in str(error.value)
-
-
-def _command(python: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [python, "-m", "pytest_exportcheck.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
-def _write(path: Path, *cases, **packages) -> None:
-    path.write_text(json.dumps({"schema": 1, "environment": {"packages": packages}, "cases": cases}))
-
-
 def test_the_commands(tmp_path, warm_plugin):
     python = warm_plugin.executable
-    _write(tmp_path / "a.json", record("a", "onnx-dynamo"))
-    _write(tmp_path / "b.json", record("b", "onnx-dynamo"))
-    done = _command(python, tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
+    write(tmp_path / "a.json", record("a", "onnx-dynamo"))
+    write(tmp_path / "b.json", record("b", "onnx-dynamo"))
+    done = command(python, tmp_path, "merge", "a.json", "b.json", "-o", "all.json")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == "all.json, of 2 reports: 2 cases: 2 pass\n"
-    _write(tmp_path / "now.json", record("a", "onnx-dynamo", "fail run"), record("b", "onnx-dynamo"))
-    done = _command(python, tmp_path, "compare", "all.json", "now.json")
+    write(tmp_path / "now.json", record("a", "onnx-dynamo", "fail run"), record("b", "onnx-dynamo"))
+    done = command(python, tmp_path, "compare", "all.json", "now.json")
     assert done.returncode == 1
     assert "pass -> fail run" in done.stdout
-    done = _command(python, tmp_path, "compare", "all.json", "all.json", "--format", "markdown", "-o", "c.md")
+    done = command(python, tmp_path, "compare", "all.json", "all.json", "--format", "markdown", "-o", "c.md")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert "nothing got worse" in (tmp_path / "c.md").read_text()
-    done = _command(python, tmp_path, "compare", "all.json", "nowhere.json")
+    done = command(python, tmp_path, "compare", "all.json", "nowhere.json")
     assert (done.returncode, done.stdout, done.stderr) == (
         2, "", "exportcheck: nowhere.json: No such file or directory\n",
     )  # fmt: skip
@@ -539,18 +332,18 @@ def test_the_commands(tmp_path, warm_plugin):
 
 def test_reports_without_a_common_case_are_not_compared(tmp_path, warm_plugin):
     python = warm_plugin.executable
-    _write(tmp_path / "a.json", record("a", "onnx-dynamo", "skip"))
-    _write(tmp_path / "b.json", record("b", "onnx-dynamo"))
-    done = _command(python, tmp_path, "compare", "a.json", "b.json")
+    write(tmp_path / "a.json", record("a", "onnx-dynamo", "skip"))
+    write(tmp_path / "b.json", record("b", "onnx-dynamo"))
+    done = command(python, tmp_path, "compare", "a.json", "b.json")
     assert done.returncode == 2
     assert "No case in common: nothing was compared" in done.stdout
     assert "Nothing got worse" not in done.stdout
     assert done.stderr == "exportcheck: a.json and b.json have no case in common\n"
-    done = _command(python, tmp_path, "compare", "a.json", "b.json", "--format", "markdown")
+    done = command(python, tmp_path, "compare", "a.json", "b.json", "--format", "markdown")
     assert done.returncode == 2
     assert done.stdout.startswith("## exportcheck compare: no case in common\n")
     # What ran and is gone is worse, whatever else there is.
-    done = _command(python, tmp_path, "compare", "b.json", "a.json")
+    done = command(python, tmp_path, "compare", "b.json", "a.json")
     assert done.returncode == 1
     assert "1 case got worse" in done.stdout
 
@@ -636,96 +429,3 @@ def test_who_judged_an_output(was, now, expected):
         found = compare(report(before), report(after, name="after.json"))
         names = [side.get("by") or "exportcheck" for side in (now, was)]
         assert found.changes[0].text == f"logits: compared by {names[0]}, was by {names[1]}"
-
-
-WHOLE = {"spec": "a", "exporter": "x", "patch_mode": "n", "device": "cpu", "dtype": "f", "graph": None}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"spec": 3}, "'spec' is 3"),
-        ({"device": None}, "'device' is None"),
-        ({"exporter": []}, "'exporter' is []"),
-        ({"verdict": 7}, "'verdict' is 7"),
-        ({"verdict": "explodes"}, "the verdict is 'explodes'"),
-        ({"verdict": ""}, "the verdict is ''"),
-        ({"outputs": 3}, "'outputs' is 3"),
-        ({"outputs": [1]}, "'outputs' is [1]"),
-        ({"durations": []}, "'durations' is []"),
-        ({"durations": {"load": 3}}, "'durations' is {'load': 3}"),
-        ({"shapes": {"": 1}}, "'shapes' is {'': 1}"),
-        ({"details": "x"}, "'details' is 'x'"),
-        ({"operators": {"Add": "x"}}, "'operators' is {'Add': 'x'}"),
-        ({"outputs": [{"ok": True}]}, "an output has the path None"),
-        ({"outputs": [{"path": ["a"]}]}, "an output has the path ['a']"),
-        ({"outputs": [{"path": "a", "shape": 3}]}, "the shape of an output is 3"),
-        ({"durations": {"load": {"cpu_s": "x"}}}, "the CPU seconds of 'load' are 'x'"),
-    ],
-)
-@pytest.mark.parametrize(
-    "command", [["markdown"], ["html", "-o", "p"], ["compare", "ok.json"], ["merge", "-o", "m"]]
-)
-def test_a_record_that_cannot_be_read_is_told_in_one_line(
-    tmp_path, monkeypatch, capsys, change, message, command
-):
-    monkeypatch.chdir(tmp_path)
-    good = {**WHOLE, "verdict": "pass"}
-    (tmp_path / "ok.json").write_text(json.dumps({"schema": 1, "cases": []}))
-    (tmp_path / "bad.json").write_text(json.dumps({"schema": 1, "cases": [good, {**good, **change}]}))
-    assert main([*command, "bad.json"]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", f"exportcheck: bad.json: case 1 is no record of a case: {message}\n")
-
-
-def test_what_else_is_no_report(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for text, message in (
-        ("[" * 100_000, "nested too deep"),
-        ('{"schema": 1, "environment": {"packages": 3}, "cases": []}', "environment.packages is no mapping"),
-        ('{"schema": 1, "cases": [4]}', "case 0 is no record of a case: it is a int"),
-    ):
-        (tmp_path / "r.json").write_text(text)
-        assert main(["markdown", "r.json"]) == 2
-        assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"selection": 3}, "selection is no mapping"),
-        ({"selection": {"paths": "x"}}, "selection.paths is 'x'"),
-        ({"selection": {"deselected": [1]}}, "selection.deselected is [1]"),
-        (
-            {"selection": {"deselected": [{"spec": ["a"]}]}},
-            "selection.deselected has a case whose 'spec' is ['a']",
-        ),
-        ({"selection": {"unfinished": 3}}, "selection.unfinished is 3"),
-        ({"left_out": 3}, "left_out is 3"),
-        ({"gpus": 3}, "gpus is 3"),
-        ({"seeds": ["x"]}, "seeds is ['x']"),
-    ],
-)
-@pytest.mark.parametrize("command", [["compare", "ok.json"], ["merge", "-o", "m", "ok.json"]])
-def test_an_environment_that_cannot_be_read_is_told_in_one_line(
-    tmp_path, monkeypatch, capsys, environment, message, command
-):
-    """And not by a traceback, whose exit status 1 is that of a run that got worse."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ok.json").write_text(json.dumps({"schema": 1, "cases": []}))
-    (tmp_path / "bad.json").write_text(
-        json.dumps({"schema": 1, "environment": environment, "cases": [{**WHOLE, "verdict": "pass"}]})
-    )
-    assert main([*command, "bad.json"]) == 2
-    assert capsys.readouterr().err == (
-        f"exportcheck: bad.json: not a report of --exportcheck-report: environment.{message}\n"
-    )
-
-
-def test_the_least_that_a_record_has_is_enough(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.json").write_text(
-        json.dumps({"schema": 1, "cases": [{**WHOLE, "verdict": "fail zzz"}, {**WHOLE, "verdict": "pass"}]})
-    )
-    for command in (["markdown"], ["html", "-o", "p"], ["compare", "r.json"], ["merge", "-o", "m"]):
-        assert main([*command, "r.json"]) == 0, capsys.readouterr()

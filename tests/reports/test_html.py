@@ -73,11 +73,18 @@ def test_a_diagnosis_of_another_tool_does_not_break_the_page(diagnosis):
     assert "FAIL compare" in html_page(data(failed))
 
 
-def test_a_known_cause_is_shown_without_a_diagnosis():
+@pytest.mark.parametrize("diagnosed", [False, True], ids=["message", "diagnosis"])
+def test_a_known_cause_stands_right_below_the_headline(diagnosed):
     cause = {"name": "fixed axis", "sentence": "a plain number", "remedy": "look for int()", "link": ""}
-    failed = record("net", "onnx-dynamo", "fail export", message="no", causes=[cause])
+    more = {"diagnosis": {"guilty": "capture", "causes": [cause]}} if diagnosed else {"causes": [cause]}
+    failed = record("net", "onnx-dynamo", "fail export", message="no", details=["at line 3"], **more)
     (blocks,) = details(html_page(data(failed))).values()
-    assert ["cause", "fixed axis", "a plain number. Remedy: look for int()", ""] in blocks
+    assert blocks[:3] == [
+        ["headline", "no"],
+        ["cause", "fixed axis", "a plain number. Remedy: look for int()", ""],
+        ["lines", ["at line 3"]],
+    ]
+    assert sum(block[0] == "cause" for block in blocks) == 1
 
 
 class Parsed(HTMLParser):
@@ -181,12 +188,62 @@ def test_a_case_tells_what_the_record_knows(page):
         "-    if x.sum() > 0:\n+    y = torch.where(",
     ):
         assert text in told, text
-    table = ["table", [[title, ""] for title in ("input", "golden", "inferred", "exported", "")]]
+    table = SHAPES_TABLE
     mask = ["mask", "int64[batch, past + seq]", "int64[batch, 30]", "\N{EN DASH}", "differs"]
     x = ["x", "int64[batch, seq]", "int64[batch, seq]", "\N{EN DASH}", ""]
     assert [*table, [x, mask], [1]] in cases["specs/llama.yaml [cpu-float32-shapes]"]
     exported = [["x", *x[1:3], "[batch, seq]", ""], mask]
     assert [*table, exported, [1]] in cases["specs/llama.yaml [cpu-float32-onnx-dynamo-none]"]
+
+
+SHAPES_TABLE = [
+    "table",
+    [*([title, ""] for title in ("input", "golden", "inferred", "exported")), ["", "wide"]],
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "told"),
+    [
+        (None, ["accepted in this run", "accepted in this run", None]),
+        (
+            {"x": "int64[batch]", "mask": "int64[2]", "gone": "int64[batch]"},
+            ["", "accepted in this run, was int64[2]", "given up in this run, was int64[batch]"],
+        ),
+    ],
+    ids=["first", "changed"],
+)
+def test_shapes_that_the_run_accepted_are_shown_as_accepted(before, told):
+    """Right after ``--update-shapes``: what was inferred is in the file now."""
+    inferred = {"x": "int64[batch]", "mask": "int64[batch]"}
+    golden = {"path": "specs/__shapes__/net.yaml", "text": "new", "changed": True}
+    check = record("net", None, shapes={"": inferred}, accepted=before and {"": before}, golden=golden)
+    exported = {"x": "[batch]", "mask": "[batch]"}
+    case = record("net", "onnx-dynamo", exported_shapes=exported)
+    rows = {
+        path: [path, *([inferred.get(path, "\N{EN DASH}")] * 2), "\N{EN DASH}", note]
+        for path, note in zip((*inferred, "gone"), told, strict=True)
+        if note is not None
+    }
+    page = details(html_page(data(check, case)))
+    for found, program in (("specs/net.yaml [cpu-float32-shapes]", {}),
+                           ("specs/net.yaml [cpu-float32-onnx-dynamo-none]", exported)):  # fmt: skip
+        ((*table, shown, marked),) = [block for block in page[found] if block[:2] == SHAPES_TABLE]
+        assert table == SHAPES_TABLE
+        wanted = [[*row[:3], program.get(path, "\N{EN DASH}"), row[4]] for path, row in rows.items()]
+        assert (sorted(shown), marked) == (sorted(wanted), [])
+
+
+def test_shapes_on_which_the_checks_of_a_run_do_not_agree_are_not_accepted():
+    """Nothing was written: the golden is what it was."""
+    checks = [
+        record("net", None, dtype=dtype, shapes={"": {"x": shape}}, accepted={"": {"x": "int64[2]"}},
+               golden={"path": "specs/__shapes__/net.yaml", "text": shape, "changed": True})
+        for dtype, shape in (("float32", "int64[batch]"), ("float16", "int64[batch, 3]"))
+    ]  # fmt: skip
+    cases = details(html_page(data(*checks)))
+    row = ["x", "int64[2]", "int64[batch]", "\N{EN DASH}", "differs"]
+    assert [*SHAPES_TABLE, [row], [0]] in cases["specs/net.yaml [cpu-float32-shapes]"]
 
 
 def test_fields_that_the_page_does_not_know_are_shown_by_their_name():

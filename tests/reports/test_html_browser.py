@@ -125,11 +125,20 @@ def test_browser_plots_and_prose_fit_a_narrow_screen(browser, tmp_path):
     for figure in tab.locator("main figure").all():
         assert figure.evaluate("each => each.scrollWidth <= each.clientWidth")
     tab.locator("#matrix a").first.click()
+    tab.locator("pre.details span").nth(1).wait_for()  # The case is built after the click.
     table, prose = tab.locator("pre.details span").all()
     assert table.evaluate("each => each.scrollWidth > each.clientWidth")
     assert prose.evaluate("each => each.scrollWidth <= each.clientWidth")
     assert prose.evaluate("each => each.clientHeight") > 1.9 * table.evaluate("each => each.clientHeight")
     tab.close()
+
+
+def test_browser_a_known_cause_is_seen_without_scrolling(opened):
+    opened.click("#matrix a:has-text('FAIL compare')")
+    cause = opened.locator("article:visible .cause")
+    assert cause.inner_text().startswith("Known cause (masked rows): rows have no right value. Remedy: mask")
+    assert cause.evaluate("each => each.previousElementSibling.matches('pre.headline')")
+    assert cause.bounding_box()["y"] < opened.viewport_size["height"] / 2
 
 
 def test_browser_names_are_text(opened):

@@ -94,7 +94,8 @@ const blocks = (() => {
     command,
     hint: (text) => element("p", "hint", text),
     value: (item) => element("div", "hint", value(item)),
-    cause: (name, text, link) => element("p", "", element("strong", "", name), `: ${text} `, element("span", "hint", link)),
+    cause: (name, text, link) => element(
+      "p", "cause", element("strong", "", `Known cause (${name}):`), ` ${text} `, element("span", "hint", link)),
     facts: (pairs, style) => facts(pairs, `facts ${style}`),
     table,
     folded: (summary, inner) => element("details", "", element("summary", "", summary), ...build(inner)),

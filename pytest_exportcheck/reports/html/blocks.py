@@ -145,8 +145,9 @@ def _failure(record: Record) -> list[Block]:
     found: list[Block] = []
     if record.get("message"):
         found.append(["headline", str(record["message"])])
-        if record.get("details"):
-            found.append(["lines", [str(line) for line in record["details"]]])
+    found += _causes(record)
+    if record.get("message") and record.get("details"):
+        found.append(["lines", [str(line) for line in record["details"]]])
     if guilty := guilty_line(record):
         found.append(["guilty", guilty])
     for field, label in (("accept", "accept these shapes:"), ("reproduce", "reproduce:")):
@@ -223,10 +224,10 @@ def _shapes(shapes: Sequence[Record]) -> list[Block]:
         return []
     rows = [
         [row["path"], *(row[key] or _NOTHING for key in ("accepted", "inferred", "exported")),
-         "differs" if row["differs"] else ""]
+         "differs" if row["differs"] else row["news"]]
         for row in shapes
     ]  # fmt: skip
-    columns = ("input", "golden", "inferred", "exported", "")
+    columns = ("input", "golden", "inferred", "exported", "~")
     return [["h3", "Shapes"], _table(columns, rows, [row["differs"] for row in shapes])]
 
 
@@ -267,15 +268,11 @@ def _more(record: Record) -> list[Block]:
 def _diagnosis(record: Record) -> list[Block]:
     told = record.get("diagnosis")
     if not isinstance(told, dict):
-        known = _causes(record)
-        return [["h3", "Known cause"], *known] if known else []
-    known = _causes(record)
+        return []
     reproduction = told.get("reproduction")
     lines = reproduction if isinstance(reproduction, list) else [reproduction] if reproduction else []
     found: list[Block] = [["h3", "Diagnosis"], *_rungs(record), *_first_node(record), *_profile(record)]
     found += _culprits(record)
-    if known:
-        found += [["h4", "Known cause"], *known]
     if lines:
         found += [["h4", "Reproduction"], ["diff", "\n".join(map(str, lines))]]
     if told.get("notes"):

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -202,10 +202,10 @@ def _details(records: Sequence[Record]) -> Iterator[list[Block]]:
         for record in records
         if record["exporter"] is None
     }
-    drawn = _drawn(records)
+    drawn, written = _drawn(records), _written(records)
     for at, record in enumerate(records):
         check = checks.get((record["spec"], record["device"], record["dtype"]), record)
-        yield case_blocks(record, _shapes(record, check), drawn.get(at))
+        yield case_blocks(record, _shapes(record, check, written), drawn.get(at))
 
 
 def _drawn(records: Sequence[Record]) -> dict[int, Plots]:
@@ -229,13 +229,35 @@ def _case_plots(record: Record) -> Plots:
     return Plots(plots.time_by_stage(record.get("durations") or {}), others)
 
 
-def _shapes(record: Record, check: Record) -> list[dict[str, Any]]:
-    """One row per input: accepted, inferred (both of the spec's shapes check), declared by the program."""
-    graphs = [record["graph"] or ""] if is_case(record) else list(check.get("shapes") or {})
+def _written(records: Sequence[Record]) -> set[str]:
+    """Files of accepted shapes that the run changed: those on which its shapes checks agree."""
+    texts: dict[str, set[str]] = {}
+    changed: set[str] = set()
+    for record in records:
+        golden = record.get("golden")
+        if isinstance(golden, dict) and golden.get("path"):
+            texts.setdefault(str(golden["path"]), set()).add(str(golden.get("text")))
+            changed |= {str(golden["path"])} if golden.get("changed") else set()
+    return {path for path in changed if len(texts[path]) == 1}
+
+
+def _shapes(record: Record, check: Record, written: Collection[str]) -> list[dict[str, Any]]:
+    """One row per input: accepted, inferred (both of the spec's shapes check), declared by the program.
+
+    Parameters
+    ----------
+    written:
+        See `_written`: there, what was inferred is what is accepted now.
+    """
+    every = dict.fromkeys([*(check.get("shapes") or {}), *(check.get("accepted") or {})])
+    graphs = [record["graph"] or ""] if is_case(record) else list(every)
+    golden = check.get("golden")
+    new = isinstance(golden, dict) and bool(golden.get("changed")) and golden.get("path") in written
     rows: list[dict[str, Any]] = []
     for graph in graphs:
-        accepted = (check.get("accepted") or {}).get(graph) or {}
+        before = (check.get("accepted") or {}).get(graph) or {}
         inferred = (check.get("shapes") or {}).get(graph) or {}
+        accepted = inferred if new else before
         exported = record.get("exported_shapes") or {}
         rows += [
             {
@@ -243,11 +265,23 @@ def _shapes(record: Record, check: Record) -> list[dict[str, Any]]:
                 "accepted": accepted.get(path),
                 "inferred": inferred.get(path),
                 "exported": exported.get(path),
-                "differs": check.get("accepted") is not None and accepted.get(path) != inferred.get(path),
+                "differs": not new
+                and check.get("accepted") is not None
+                and accepted.get(path) != inferred.get(path),
+                "news": _news(before.get(path), inferred.get(path)) if new else "",
             }
-            for path in dict.fromkeys([*accepted, *inferred, *exported])
+            for path in dict.fromkeys([*before, *inferred, *exported])
         ]
     return rows
+
+
+def _news(was: str | None, now: str | None) -> str:
+    """What accepting the shapes in this run changed of one input."""
+    if was == now:
+        return ""
+    if now is None:
+        return f"given up in this run, was {was}"
+    return "accepted in this run" + (f", was {was}" if was else "")
 
 
 def _run_plots(matrix: Matrix, records: Sequence[Record]) -> list[tuple[str, str]]:
