@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,15 +73,18 @@ class _Calls:
                 found[path] = [not bool(value.bool().all()) for value in values if value is not None]
         return found
 
-    def agrees(self, position: int) -> bool | None:
-        """Whether the program answers a call as eager did; ``None``: all but at padded positions."""
+    def agrees(self, position: int, masks: Iterable[str]) -> bool | None:
+        """Whether the program answers a call as eager did; ``None``: all but where one of `masks` is 0."""
         call, arguments = self._graph.calls[position], self.arguments[position]
         eager = MovedEager.of(self._graph.target, call)
         expected, got = call.output_leaves(), self._answer(dict(arguments))
         inputs = _inputs_by_path(arguments)
         if self._same(arguments, expected, got, eager):
             return True
-        return None if _only_padding(expected, got, inputs, self._tolerances, eager) else False
+        padding = ({"attention_mask": inputs[path]} for path in masks)
+        if any(_only_padding(expected, got, each, self._tolerances, eager) for each in padding):
+            return None
+        return False
 
     def agrees_unmasked(self, position: int, masks: Sequence[str]) -> bool:
         """The same of a call with all ones in `masks`, and of eager's answer to that."""
@@ -104,7 +107,7 @@ def _lines(calls: _Calls) -> list[str]:
     count = len(calls.arguments)
     agrees: list[bool] = []
     while padded and len(agrees) < count:
-        answer = calls.agrees(len(agrees))
+        answer = calls.agrees(len(agrees), padded)
         if answer is None:
             return []
         padded = {path: each for path, each in padded.items() if each[len(agrees)] is not answer}

@@ -122,14 +122,17 @@ def test_what_proves_nothing_is_not_said(tmp_path: Path, exporter: str, body: st
     assert "mask not read" not in causes(error)
 
 
+@pytest.mark.parametrize("name", ["attention_mask", "padding_mask"])
 @pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
-def test_differences_at_padded_positions_only_are_another_matter(tmp_path: Path, exporter: str) -> None:
+def test_differences_at_padded_positions_only_are_another_matter(
+    tmp_path: Path, exporter: str, name: str
+) -> None:
     """The mask is read: what is left where nothing counts differs."""
     body = (
         "y = self.lin(x * mask.unsqueeze(-1))\n"
         "return y + (1 - mask.unsqueeze(-1)) if torch.compiler.is_exporting() else y"
     )
-    found, error, _ = verdict(make_run(tmp_path, net(body, "ones, padded, padded")), exporter)
+    found, error, _ = verdict(make_run(tmp_path, net(body, "ones, padded, padded", name)), exporter)
     assert found in ("export", "compare"), error
     assert told(error) == []
 
