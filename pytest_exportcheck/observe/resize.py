@@ -25,6 +25,7 @@ __all__ = [
     "choose_example",
     "is_dense",
     "is_possible",
+    "nearer_sizes",
     "nearest",
     "other_sizes",
     "recorded_arguments",
@@ -368,6 +369,26 @@ def other_sizes(
     unique = {tuple(sorted(sizes.items())): sizes for sizes in found}
     shown = {tuple(sorted(sizes.items())) for sizes in seen}
     return [sizes for key, sizes in unique.items() if key not in shown and is_possible(shapes, sizes)]
+
+
+def nearer_sizes(
+    sizes: Mapping[str, int], example: Mapping[str, int], shapes: GraphShapes
+) -> dict[str, int] | None:
+    """`sizes` half as far above `example`; ``None`` where no symbol is above it, or none comes nearer.
+
+    Images and frames stay on the grid that was observed.
+    """
+    nearer = dict(sizes)
+    for name, size in sizes.items():
+        excess = (size - example[name]) // 2
+        if name in ON_A_GRID:
+            step = gcd(*(seen[name] for seen in shapes.sizes.values() if name in seen), example[name])
+            excess -= excess % max(step, 1)
+        if size > example[name]:
+            nearer[name] = example[name] + excess
+    if nearer == dict(example) or nearer == dict(sizes) or not is_possible(shapes, nearer):
+        return None
+    return nearer
 
 
 def _elements(shapes: GraphShapes, sizes: Mapping[str, int]) -> int:
