@@ -291,8 +291,8 @@ def check_other_sizes(
             if short is not None:
                 error.details.append(
                     f"no want of memory: the program asks for {short.asked} bytes at once, and "
-                    f"eager's largest tensor here has {largest} (more than {MOST_TIMES} times as much is a fault "
-                    "of the program)"
+                    f"eager's largest tensor here has {largest} (more than {MOST_TIMES} times as much is a "
+                    "fault of the program)"
                 )
             error.facts["sizes"] = dict(sizes)
             if BELOW_NOISE in error.facts:
