@@ -58,7 +58,7 @@ class Shortage:
 
 
 def shortage(error: BaseException) -> Shortage | None:
-    """What an exception, or one that it was made from, says of memory; ``None`` if it is of something else."""
+    """What an exception, or one it was made from, says of memory; ``None`` if it is of something else."""
     for each in _chain(error):
         text = str(each)
         known = isinstance(each, MemoryError | torch.OutOfMemoryError)
