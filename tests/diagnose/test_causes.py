@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from engine.helpers import make_run, verdict
+from onnxscript import opset18
 
 from pytest_exportcheck.diagnose.causes import CAUSES, Evidence, causes_of_text, known_causes
+
+from .test_faults import explain
 
 D = torch.export.Dim.DYNAMIC
 
@@ -244,3 +247,24 @@ def test_blocks_that_a_loop_runs_over() -> None:
     """Nothing is refused there: other sizes show it."""
     text = "decided at n=128, and otherwise here: n//64 == 2 (net.py:8: for i in range(x.shape[1] // 64):)"
     assert names(Evidence(text, "resize")) == ["loop over a size"]
+
+
+class Transform(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x, dim=1).real
+
+
+def test_an_inexact_transform_is_a_known_cause() -> None:
+    calls = [((torch.randn(n, 1023),), {}) for n in (2, 3)]
+    found = explain(Transform(), calls, exporter="onnx-dynamo")
+    assert found.ladder is not None
+    assert found.ladder.guilty == "kernel"
+    assert [cause.name for cause in found.causes] == ["inexact DFT"]
+    wrong = {torch.ops.aten.cos.default: lambda x: opset18.Sin(x)}
+    found = explain(Then(), [((torch.randn(n, 16),), {}) for n in (2, 3)], custom_translation_table=wrong)
+    assert [cause.name for cause in found.causes] == []
+
+
+class Then(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(torch.fft.fft(x, dim=1).real)
