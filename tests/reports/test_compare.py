@@ -75,9 +75,14 @@ def test_what_rounding_explains_is_no_change():
         (0.0, 5e-8, []),  # below a hundredth of what is allowed
         (0.0, 5e-6, [("error", "worse")]),
         (1e-9, 9e-8, []),
-        ("nan", 1e-6, []),  # the verdict tells
         ("inf", 1e-6, [("error", "better")]),
         (1e-6, "inf", [("error", "worse")]),
+        ("inf", "inf", []),
+        # Nobody knows how far off it is, or was.
+        *((1e-6, odd, [("error", "worse")]) for odd in ("nan", float("nan"), None)),
+        *((odd, 1e-6, [("error", "other")]) for odd in ("nan", float("nan"), None)),
+        ("nan", "nan", []),
+        ("inf", "nan", [("error", "worse")]),
     ],
 )
 def test_an_error_counts_beyond_noise(was, now, expected):
@@ -89,6 +94,10 @@ def test_an_error_counts_beyond_noise(was, now, expected):
     ("field", "was", "now", "expected"),
     [
         ("nodes", 100, 104, []),
+        ("nodes", 0, 5, [("nodes", "other")]),
+        ("nodes", 5, 0, [("nodes", "other")]),
+        ("nodes", 0, 0, []),
+        ("nodes", None, 5, []),  # a program of torch has none
         ("nodes", 100, 110, [("nodes", "other")]),
         ("model_bytes", 1000, 900, [("size", "other")]),
         ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 5.0}}, []),
@@ -661,6 +670,29 @@ WHOLE = {"spec": "a", "exporter": "x", "patch_mode": "n", "device": "cpu", "dtyp
         ({"outputs": [{"path": ["a"]}]}, "an output has the path ['a']"),
         ({"outputs": [{"path": "a", "shape": 3}]}, "the shape of an output is 3"),
         ({"durations": {"load": {"cpu_s": "x"}}}, "the CPU seconds of 'load' are 'x'"),
+        ({"durations": {"load": {"cpu_s": -1.0}}}, "the CPU seconds of 'load' are -1.0"),
+        ({"durations": {"load": {"cpu_s": float("nan")}}}, "the CPU seconds of 'load' are nan"),
+        ({"verdict": "fail nonsense"}, "the verdict is 'fail nonsense'"),
+        ({"verdict": "skip load"}, "the verdict is 'skip load'"),
+        ({"verdict": "xfail comparison"}, "the verdict is 'xfail comparison'"),
+        ({"verdict": "crash"}, "the verdict is 'crash'"),
+        ({"stage": "nonsense"}, "the stage is 'nonsense'"),
+        ({"stage": 3}, "the stage is 3"),
+        ({"nodes": "many"}, "'nodes' is 'many'"),
+        ({"nodes": -1}, "'nodes' is -1"),
+        ({"nodes": True}, "'nodes' is True"),
+        ({"nodes": [1]}, "'nodes' is [1]"),
+        ({"model_bytes": float("inf")}, "'model_bytes' is inf"),
+        ({"operators": {"Add": -1}}, "the number of operators 'Add' is -1"),
+        ({"outputs": [{"path": "a", "max_abs": "tiny"}]}, "'max_abs' of output a is 'tiny'"),
+        ({"outputs": [{"path": "a", "max_abs": "1e-6"}]}, "'max_abs' of output a is '1e-6'"),
+        ({"outputs": [{"path": "a", "max_abs": -1e-6}]}, "'max_abs' of output a is -1e-06"),
+        ({"outputs": [{"path": "a", "max_abs": float("-inf")}]}, "'max_abs' of output a is -inf"),
+        ({"outputs": [{"path": "a", "max_abs": False}]}, "'max_abs' of output a is False"),
+        ({"outputs": [{"path": "a", "atol": "x"}]}, "'atol' of output a is 'x'"),
+        ({"outputs": [{"path": "a", "eager_moves": {}}]}, "'eager_moves' of output a is {}"),
+        ({"outputs": [{"path": "a", "ok": "yes"}]}, "'ok' of output a is 'yes'"),
+        ({"outputs": [{"path": "a", "by": 3}]}, "'by' of output a is 3"),
     ],
 )
 @pytest.mark.parametrize(
@@ -675,7 +707,8 @@ def test_a_record_that_cannot_be_read_is_told_in_one_line(
     (tmp_path / "bad.json").write_text(json.dumps({"schema": 1, "cases": [good, {**good, **change}]}))
     assert main([*command, "bad.json"]) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"exportcheck: bad.json: case 1 is no record of a case: {message}\n")
+    name = "" if {*change} & {*WHOLE} else " (a [cpu-f-x-n])"
+    assert (out, err) == ("", f"exportcheck: bad.json: case 1{name} is no record of a case: {message}\n")
 
 
 def test_what_else_is_no_report(tmp_path, monkeypatch, capsys):
@@ -725,7 +758,7 @@ def test_an_environment_that_cannot_be_read_is_told_in_one_line(
 def test_the_least_that_a_record_has_is_enough(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.json").write_text(
-        json.dumps({"schema": 1, "cases": [{**WHOLE, "verdict": "fail zzz"}, {**WHOLE, "verdict": "pass"}]})
+        json.dumps({"schema": 1, "cases": [{**WHOLE, "verdict": "fail run"}, {**WHOLE, "verdict": "pass"}]})
     )
     for command in (["markdown"], ["html", "-o", "p"], ["compare", "r.json"], ["merge", "-o", "m"]):
         assert main([*command, "r.json"]) == 0, capsys.readouterr()
