@@ -18,7 +18,15 @@ from .checks.captured import CapturedProgram, Run, runner_of
 from .checks.case_leaks import Leftovers
 from .checks.compare import Tolerances, compare_leaves
 from .checks.equivalence import check_patches
-from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, onnx_dims, program_dims
+from .checks.frozen import (
+    Dims,
+    dims_text,
+    frozen_axes,
+    frozen_in_program,
+    lead_with_axes,
+    onnx_dims,
+    program_dims,
+)
 from .checks.inputs import check_unread_inputs, inputs_by_output, refuse_baked_inputs
 from .checks.numbers import blame_stand_ins, check_observed_calls, tolerances_of
 from .checks.own import load_own
@@ -446,7 +454,7 @@ def _run_observed(
             raise
         except (Exception, SystemExit) as error:
             failure = refusal(error, "export", f"{exporter.name} refuses the model")
-            failure.details[:0] = frozen_axes(graph.shapes, watch.frozen())
+            lead_with_axes(failure, frozen_axes(graph.shapes, watch.frozen()))
             raise failure from error
         finally:
             # A verdict must not depend on what ran before it.
