@@ -16,6 +16,7 @@ from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths
 from ..pytrees.cloning import is_wrapper
 from ..pytrees.strides import in_layout_of, lies_as
+from .matrices import square_axes, with_side
 from .records import RecordedCall
 from .shapes import GraphShapes, TensorLeaf
 
@@ -192,13 +193,39 @@ def resize_arguments(
         paths = [path for path, _ in flatten_with_paths(value, name)]
         new = []
         for path, leaf in zip(paths, leaves, strict=True):
-            if isinstance(leaf, torch.Tensor) and isinstance(shapes.leaves.get(path), TensorLeaf):
-                new.append(make(path, leaf, shapes.dims(path, sizes), functools.partial(others, path)))
+            described = shapes.leaves.get(path)
+            if isinstance(leaf, torch.Tensor) and isinstance(described, TensorLeaf):
+                shape, donated = shapes.dims(path, sizes), functools.partial(others, path)
+                matrix = _matrix(path, leaf, described, shape, donated, make)
+                new.append(make(path, leaf, shape, donated) if matrix is None else matrix)
             else:
                 new.append(leaf)
         made[name] = _pytree.tree_unflatten(new, spec)
     copied: dict[str, Any] = clone_tree(made)
     return copied
+
+
+def _matrix(
+    path: str,
+    tensor: torch.Tensor,
+    leaf: TensorLeaf,
+    shape: Sequence[int],
+    donors: Callable[[], Sequence[torch.Tensor]],
+    make: MakeLeaf,
+) -> torch.Tensor | None:
+    """`tensor` with `shape`, where two of its axes are one symbol and its matrices have a structure."""
+    axes = square_axes(leaf)
+    if axes is None or tensor.dim() != len(shape) or 0 in shape or tensor.shape[axes[0]] == shape[axes[0]]:
+        return None
+    matrix = with_side(tensor, axes, shape[axes[0]])
+    if matrix is None or tuple(matrix.shape) == tuple(shape):
+        return matrix
+    # The other axes, a batch or heads, as of any tensor.
+    rest = [
+        own if axis in axes else size
+        for axis, (own, size) in enumerate(zip(tensor.shape, shape, strict=True))
+    ]
+    return with_side(make(path, tensor, rest, donors), axes, shape[axes[0]])
 
 
 def recorded_arguments(
