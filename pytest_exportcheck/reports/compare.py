@@ -279,7 +279,10 @@ def _outputs(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
     known = {output["path"]: output for output in old.get("outputs") or ()}
     outputs = {output["path"]: output for output in new.get("outputs") or ()}
     if not known or not outputs:
-        # A run that got nowhere near a comparison.
+        # A run that got nowhere near a comparison, unless it says that it passed.
+        if known and old["verdict"] == new["verdict"] == "pass":
+            text = f"no output is compared, {counted(len(known), 'output')} before"
+            yield Change(name, "outputs", "worse", text, list(known), [])
         return
     renamed = _renamed(*({path: _kind(each) for path, each in side.items()} for side in (known, outputs)))
     for root, other in renamed.items():

@@ -612,6 +612,14 @@ def test_outputs_of_a_case_that_compared_nothing_are_not_told():
     ]
 
 
+def test_a_pass_that_compares_nothing_any_more_is_worse():
+    before = _with(outputs=[output(1e-7), output(1e-7, "cache")])
+    for nothing in ({}, {"outputs": []}, {"outputs": None}):
+        (change,) = compare(report(before), report(record("a", "onnx-dynamo", **nothing))).changes
+        assert (change.effect, change.text) == ("worse", "no output is compared, 2 outputs before")
+    assert effects([_with()], [before]) == []
+
+
 def test_operators_explain_a_node_count():
     before = _with(nodes=100, operators={"Add": 10, "Cast": 5, "Mul": 1})
     after = _with(nodes=120, operators={"Add": 25, "Mul": 6, "Concat": 2, "Exp": 1, "Tanh": 1})
