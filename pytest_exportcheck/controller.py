@@ -22,7 +22,7 @@ from .reports.diagnoses import diagnosis_lines
 from .reports.json_report import package_versions
 from .reports.matrix import Matrix, is_case
 from .reports.record import case_fields, sort_key
-from .reports.refusals import refusal_lines
+from .reports.refusals import memory_lines, refusal_lines
 from .reports.reuse import cache_lines, reuse_lines
 from .reports.rounding import rounding_lines
 from .reports.slowest import slowest_lines
@@ -281,6 +281,8 @@ class Controller:
             for refusal in refusal_lines(self.records):
                 terminal.write_line(refusal)
         if verbose >= 0:
+            for short in memory_lines(self.records):
+                terminal.write_line(short)
             for slow in slowest_lines(self.records):
                 terminal.write_line(slow)
             for rounding in rounding_lines(self.records, every_case=verbose > 0):

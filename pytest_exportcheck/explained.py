@@ -10,7 +10,7 @@ from typing import Any, cast
 from .cases import CaseId
 from .checks.captured import CapturedProgram
 from .checks.compare import Tolerances
-from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program
+from .checks.frozen import Dims, dims_text, frozen_axes, frozen_in_program, lead_with_axes
 from .checks.numbers import Leaves, _run, blame_stand_ins
 from .checks.padded import mask_lines
 from .errors import BLAMELESS, CompareError, ConvertError, ExportCheckError, ResizeError, RunError
@@ -73,7 +73,7 @@ def explained_by_capture(
         raise
     except (Exception, SystemExit) as error:
         failure = refusal(error, "export", f"{exporter.name} refuses the model")
-        failure.details[:0] = frozen_axes(graph.shapes, watch.frozen())
+        lead_with_axes(failure, frozen_axes(graph.shapes, watch.frozen()))
         raise failure from error
 
 

@@ -20,6 +20,7 @@ from .numbers import Leaves, _inputs_by_path, _summary
 from .padded import mask_lines
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
+from .shortage import shortage
 from .thresholds import decided_lines
 from .tight import Tight, too_tight
 
@@ -172,6 +173,8 @@ class CapturedProgram:
         except ComparisonError as error:
             return [f"the captured program is not judged: {error.message}"]
         except Exception as error:
+            if shortage(error) is not None:
+                return [f"the captured program is not judged, for want of memory: {_first_line(error)}"]
             return [
                 f"the captured program refuses these sizes, the conversion drops that: {_first_line(error)}"
             ]

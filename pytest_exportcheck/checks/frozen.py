@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..errors import ExportCheckError
 from ..exporters.fingerprint import program_dims
 from ..observe import GraphShapes, TensorLeaf
+from ..plurals import counted
 
-__all__ = ["Dims", "dims_text", "frozen_axes", "frozen_in_program", "onnx_dims", "program_dims"]
+__all__ = [
+    "Dims",
+    "dims_text",
+    "frozen_axes",
+    "frozen_in_program",
+    "lead_with_axes",
+    "onnx_dims",
+    "program_dims",
+]
+
+#: How torch begins where axes that should be dynamic are not; what it lists below, and how it names an axis.
+_VIOLATED = "Constraints violated"
+_BULLET = re.compile(r"\s*- (.*)")
+_AXIS = re.compile(r"L\['(\w+)'\]\.size\(\)\[(\d+)\]")
 
 #: Path of an input -> a size, or a symbol, for each axis.
 Dims = Mapping[str, Sequence[Any]]
@@ -26,6 +42,28 @@ def frozen_axes(shapes: GraphShapes, reasons: Reasons) -> list[str]:
         if dim is not None:
             found.append(f"axis {axis} of {path} ({dim}) became a constant: {reason}")
     return found
+
+
+def lead_with_axes(failure: ExportCheckError, frozen: Sequence[str]) -> None:
+    """Let a refusal begin with which axis became what, in our words, and put torch's sentence below.
+
+    Parameters
+    ----------
+    frozen:
+        What `frozen_axes` says; where it says nothing, torch's own explanation is written in our names.
+    """
+    what, found, said = failure.message.partition(_VIOLATED)
+    who, _, kind = what.removesuffix(": ").rpartition(": ")
+    if not found or not who:
+        failure.details[:0] = frozen
+        return
+    bullets = (match[1] for match in map(_BULLET.fullmatch, failure.details) if match is not None)
+    lines = list(frozen) or [_AXIS.sub(r"\1.shape[\2]", text).rstrip(".") for text in bullets][:1]
+    if not lines:
+        return
+    more = f" (and {counted(len(lines) - 1, 'more axis', 'more axes')})" if len(lines) > 1 else ""
+    failure.message = f"{who}: {lines[0]}{more}"
+    failure.details[:0] = [*lines[1:], f"{kind}: {found}{said}"]
 
 
 def frozen_in_program(dims: Dims, shapes: GraphShapes, reasons: Reasons) -> list[str]:

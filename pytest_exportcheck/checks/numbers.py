@@ -26,6 +26,7 @@ from .complex_parts import given_in_parts
 from .layout import lies_otherwise
 from .padding import expand_mask, rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
+from .shortage import shortage
 from .state import training_modules
 from .thresholds import decided_lines
 from .tight import too_tight
@@ -104,8 +105,10 @@ def _run(
         raise error_class(f"{what}: {error.message}", details=error.details) from error
     except (Exception, SystemExit) as error:
         text = str(error).strip().splitlines() or [""]
+        short = shortage(error)
+        fails = f"fails on {what}" if short is None else f"has no memory for {what}{short}"
         raise error_class(
-            f"{session.description} fails on {what}: {type(error).__name__}: {text[0]}", details=text[1:12]
+            f"{session.description} {fails}: {type(error).__name__}: {text[0]}", details=text[1:12]
         ) from error
 
 

@@ -13,7 +13,7 @@ from ..errors import BELOW_NOISE, ComparisonError, ExportCheckError, ObserveErro
 from ..exporters.guards import Comparison
 from ..observe.observation import GraphObservation
 from ..observe.relations import broken_example, broken_sizes, relation_note, without
-from ..observe.resize import other_sizes, sizes_from_spec
+from ..observe.resize import nearer_sizes, other_sizes, sizes_from_spec
 from ..observe.shapes import GraphShapes, ThinRelation
 from ..observe.variety import first_accepted, inputs_at
 from ..pytrees import clone_tree, flatten_with_paths
@@ -27,6 +27,7 @@ from .numbers import Leaves, Ran, _inputs_by_path, _only_padding, _run, _summary
 from .offered import passing_lists
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded, note_rounding
+from .shortage import MOST_TIMES, largest_of_eager, shortage
 from .thresholds import Thresholds, decided_lines, decided_otherwise, find_thresholds, sizes_text
 from .tight import too_tight
 from .writes import WriteWatch
@@ -99,6 +100,8 @@ class _Answer:
         Path of an input that it writes to -> what is in it afterwards.
     refusal:
         Why it takes no such sizes, ``""`` if it does.
+    short:
+        Whether that is for want of memory.
     repeated:
         Why it takes them only where values are repeated, ``""`` if that is not so.
     """
@@ -107,6 +110,7 @@ class _Answer:
     expected: Leaves = field(default_factory=list)
     by_eager: Mapping[str, torch.Tensor] = field(default_factory=dict)
     refusal: str = ""
+    short: bool = False
     repeated: str = ""
 
     def nbytes(self) -> int:
@@ -139,13 +143,15 @@ def _ask(
     accepted, refusals = first_accepted(inputs, call)
     if accepted is None:
         # Eager's own limits (a fixed image size, a longest position) are no fault of the exporter.
-        answer = _Answer({}, refusal=_line_of(refusals[-1]))
+        short = any(shortage(refusal) is not None for refusal in refusals)
+        answer = _Answer({}, refusal=_line_of(refusals[-1]), short=short)
     else:
         made, (expected, written) = accepted
         repeated = _line_of(refusals[-1]) if refusals and made.values == "repeated" else ""
         answer = _Answer(made.arguments, expected, written, repeated=repeated)
     kept = sum(each.nbytes() for each in graph.answers.values() if isinstance(each, _Answer))
-    if share and kept + answer.nbytes() <= _KEPT_BYTES:
+    # How much memory is left is another matter the next time.
+    if share and not answer.short and kept + answer.nbytes() <= _KEPT_BYTES:
         graph.answers[key] = answer
     return answer
 
@@ -166,6 +172,9 @@ def check_other_sizes(
     share: bool = False,
 ) -> None:
     """Run the program and eager on sizes that no call had; sizes that eager refuses are listed, not judged.
+
+    So are sizes of ours, not those of the spec, for which there is no memory: they say nothing of the
+    program, unless it asks for far more at once than eager has in any tensor.
 
     Parameters
     ----------
@@ -195,11 +204,13 @@ def check_other_sizes(
     wanted, thresholds = _wanted(spec, graph, comparisons)
     passed: list[str] = []
     taken: list[Mapping[str, int]] = []
+    in_place_of: list[Mapping[str, int]] = []
     refused: list[str] = []
     noted: dict[str, Any] = {
         "passed": passed,
         "refused_by_eager": refused,
         "repeated": [],
+        "no_memory": [],
         "relations": [],
         "thresholds": [sizes_text(sizes) for sizes in thresholds.sizes],
         "not_tried": thresholds.not_tried,
@@ -224,14 +235,34 @@ def check_other_sizes(
             return False
         return True
 
+    def lacks_memory(sizes: Mapping[str, int], why: str) -> None:
+        """Not judged, and a size nearer to the example is tried, unless the size itself is the point."""
+        noted["no_memory"].append(f"{sizes_text(sizes)}: {why}")
+        noted.pop("failed", None)
+        nearer = None
+        if sizes not in thresholds.sizes:
+            nearer = nearer_sizes(sizes, graph.example.sizes, graph.shapes)
+        if nearer is not None:
+            nearer |= {name: sizes[name] for name in listed}
+            if nearer not in (*wanted, *graph.shapes.sizes.values()):
+                wanted.append(nearer)
+                in_place_of.append(nearer)
+
     by_noise: tuple[str, ExportCheckError] | None = None
+    # Grows where there is no memory for a size.
     for sizes in wanted:
-        text = sizes_text(sizes)
+        text, is_ours = sizes_text(sizes), sizes not in of_spec
         try:
             answer = _ask(graph, sizes, share)
         except Exception as error:
+            if is_ours and (short := shortage(error)) is not None:
+                lacks_memory(sizes, f"for the inputs{short}")
+                continue
             # A size of the spec that no memory holds.
             raise ResizeError(f"no inputs of sizes {text} can be made: {error}") from error
+        if answer.short and is_ours:
+            lacks_memory(sizes, f"for eager: {answer.refusal}")
+            continue
         if answer.refusal:
             refused.append(f"{text}: {answer.refusal}")
             continue
@@ -245,7 +276,24 @@ def check_other_sizes(
             note_rounding(record, judge(answer, ran, text), f"sizes {text}")
         except ComparisonError:
             raise
-        except ExportCheckError as error:
+        except Exception as error:
+            short = shortage(error) if is_ours else None
+            if short is not None and ran is not None:
+                lacks_memory(sizes, f"to compare{short}")
+                continue
+            if short is not None:
+                largest = largest_of_eager(graph.target, arguments)
+                if not short.is_absurd(largest):
+                    lacks_memory(sizes, f"for {session.description}{short}")
+                    continue
+            if not isinstance(error, ExportCheckError):
+                raise
+            if short is not None:
+                error.details.append(
+                    f"no want of memory: the program asks for {short.asked} bytes at once, and "
+                    f"eager's largest tensor here has {largest} (more than {MOST_TIMES} times as much is a "
+                    "fault of the program)"
+                )
             error.facts["sizes"] = dict(sizes)
             if BELOW_NOISE in error.facts:
                 # What other sizes show may be the program's fault.
@@ -267,9 +315,22 @@ def check_other_sizes(
     for relation in graph.shapes.thin:
         if not listed.keys() & {relation.symbol, *relation.dim.names}:
             _break(spec, graph, session, tolerances, relation, watched(relation), record)
+    if noted["no_memory"]:
+        _warn_of_memory(noted["no_memory"], [sizes for sizes in in_place_of if sizes in taken], record)
     if of_spec and not any(sizes in of_spec for sizes in taken):
         # Sizes that a person wrote down and nothing was checked at: a mistake in the spec, no pass.
         raise ResizeError("eager refuses every size that resize lists: nothing was checked", details=refused)
+
+
+def _warn_of_memory(
+    lines: Sequence[str], instead: Sequence[Mapping[str, int]], record: dict[str, Any]
+) -> None:
+    which = "a size is" if len(lines) == 1 else f"{len(lines)} sizes are"
+    nearer = "; ".join(map(sizes_text, instead))
+    record.setdefault("warnings", []).append(
+        f"{which} not judged for want of memory: {lines[0]}{'; and more' if len(lines) > 1 else ''}"
+        + (f" (judged in place of them, nearer to the example: {nearer})" if nearer else "")
+    )
 
 
 def _offer(
@@ -337,6 +398,9 @@ def _break(
             continue
         text = f"{sizes_text(sizes)} ({relation.symbol} is not {relation.dim})"
         answer = _ask(graph, sizes, False, shapes)
+        if answer.short:
+            noted["no_memory"].append(f"{text}: for eager: {answer.refusal}")
+            continue
         if answer.refusal:
             noted["relations"].append(f"{text}: eager refuses: {answer.refusal}")
             continue
@@ -352,6 +416,10 @@ def _break(
         try:
             ran = _run(session, arguments, "them", ResizeError)
         except ResizeError as error:
+            if (short := shortage(error)) is not None:
+                # However much it asks for: what a program refuses where a relation breaks is no failure.
+                noted["no_memory"].append(f"{text}: for {session.description}{short}")
+                continue
             noted["relations"].append(f"{text}: {error.message}")
             if relation.like and not bound:
                 bound = True

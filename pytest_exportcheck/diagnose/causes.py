@@ -116,6 +116,46 @@ def _loops(evidence: Evidence) -> bool:
     return bool(lines) and all(map(_FROZEN_LOOP.search, lines))
 
 
+#: Code that a message shows with its place.
+_CODE = re.compile(r"\.py:\d+(?: in [\w.<>]+)?: ([^\n]*)")
+
+#: A tensor is made of a size, to be read again: ``int(torch.tensor(x.shape[1]))``.
+_OF_SIZE = re.compile(
+    r"\b(?:torch\.(?:tensor|as_tensor|scalar_tensor|(?:Long|Int|Float)Tensor)|new_tensor)\("
+    r"[^\n]*(?:\.shape\b|\.size\(|\blen\()"
+)
+_READ = re.compile(r"\b(?:int|float|range)\(|\.(?:item|tolist)\(\)")
+
+
+def _through_tensor(evidence: Evidence) -> bool:
+    """Whether what is refused or became constant are sizes that came back out of a tensor.
+
+    Not in a branch: with the size itself it would still decide for one side.
+    """
+    lines = [line for line in evidence.text.splitlines() if re.search(_FROZEN, line)]
+    if not lines and not re.search(rf"{_DATA_DEPENDENT}|{_KEPT}", evidence.text):
+        return False
+    if lines:
+        return all(map(_comes_back, lines))
+    return any(map(_comes_back, evidence.text.splitlines()))
+
+
+def _comes_back(line: str) -> bool:
+    found = _CODE.search(line)
+    if found is None or re.match(r"(?:if|elif|while|assert)\b", found[1]):
+        return False
+    return _OF_SIZE.search(found[1]) is not None and _READ.search(found[1]) is not None
+
+
+#: What an ONNX model of TorchScript is told to have.
+_KEPT = r"the trace keeps what the example decided: "
+
+_DATA_DEPENDENT = (
+    r"(?:Could not guard on data-dependent|GuardOnDataDependentSymNode|"
+    r"Could not extract specialized integer from data-dependent|[Dd]ata-dependent branching|"
+    r"Data dependent variable|DataDependentOutputException|aten\._local_scalar_dense)"
+)
+
 _NAN = r"\bnan instead of|instead of nan\b"
 
 _COMPLEX_BY_TORCHSCRIPT = (
@@ -148,7 +188,15 @@ CAUSES: tuple[Cause, ...] = (
         "line); or make the axis static if it really is",
         pattern=r"(?:marked .{0,80} as dynamic but your code specialized it|Constraints violated|"
         r"specialized it to be a constant|dynamic ax[ei]s became constant)",
-        test=lambda e: not _loops(e),
+        test=lambda e: not _loops(e) and not _through_tensor(e),
+    ),
+    Cause(
+        "size through a tensor",
+        "a size is put into a tensor and read from it again (int(torch.tensor(x.shape[1]))): what is in a "
+        "tensor is data that an export does not know, or a constant",
+        "use the size itself (n = x.shape[1]; // and % keep it a size), and make a tensor of it only where "
+        "one is needed",
+        test=_through_tensor,
     ),
     Cause(
         "guard on sizes",
@@ -165,11 +213,10 @@ CAUSES: tuple[Cause, ...] = (
         "not know",
         "torch.where for a choice of values, torch.cond for a choice of code, torch._check for an assertion: "
         "the patch mode rewrite writes them where it can (patch_modes: [none, rewrite]); or keep the branch "
-        "out of the exported method",
+        "out of the exported method; of a tensor that holds a size use the size itself (x.shape[1])",
         "https://docs.pytorch.org/docs/main/compile/dynamic_shapes_troubleshooting_guardon_errors.html",
-        pattern=r"(?:Could not guard on data-dependent|GuardOnDataDependentSymNode|"
-        r"Could not extract specialized integer from data-dependent|[Dd]ata-dependent branching|"
-        r"Data dependent variable|DataDependentOutputException|aten\._local_scalar_dense)",
+        pattern=_DATA_DEPENDENT,
+        test=lambda e: not _through_tensor(e),
     ),
     Cause(
         "assertion about a value",
@@ -291,6 +338,18 @@ CAUSES: tuple[Cause, ...] = (
         pattern=r"the calls with zeros in [^\n]* differ \(\d+ of \d+\), those with ones only agree",
         # NaN is of rows without a position: the row above.
         test=lambda e: re.search(_NAN, e.text) is None,
+    ),
+    Cause(
+        "inexact DFT",
+        "ONNX Runtime's CPU kernel of DFT sums one term after the other where the size is no power of two, "
+        "with angles that are rounded in the dtype of the input: its error grows with the size (in float32 "
+        "1e-4 of the largest value at 511), and torch's does not",
+        "pad the axis to a power of two where the model allows that, or transform in float64, or "
+        "by a product with the matrix of the transform; where that error is good enough, say so "
+        "(tolerance: {outputs})",
+        "https://github.com/microsoft/onnxruntime/blob/main/onnxruntime/core/providers/cpu/signal/dft.cc",
+        pattern=r"a kernel of onnxruntime: .*first wrong node %\w+ = aten\._fft_",
+        test=lambda e: e.differs and e.guilty == "kernel",
     ),
     Cause(
         "float16 overflow",

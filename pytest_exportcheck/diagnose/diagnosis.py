@@ -221,6 +221,7 @@ def diagnose(
             found.notes.append(f"the steps could not be walked: {type(problem).__name__}: {problem}")
         ladder = found.ladder
         if ladder is not None:
+            _name_axes(ladder, found.message)
             found.verdict = ladder.verdict
             if not ladder.guilty and is_unread(found.message):
                 found.verdict = _UNREAD_VERDICT
@@ -234,6 +235,13 @@ def diagnose(
     )
     found.seconds = clock.spent
     return found
+
+
+def _name_axes(ladder: Ladder, message: str) -> None:
+    """Of a capture that is refused for axes that became constants, say which, as the failure does."""
+    _, found, said = message.partition(" refuses the model: ")
+    if found and "became a constant: " in said and ladder.guilty == "capture" and ladder.captured is None:
+        ladder.what = f"torch.export{found}{said}"
 
 
 def _wrong_on_example(subject: Subject, ladder: Ladder | None) -> bool:

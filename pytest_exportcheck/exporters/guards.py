@@ -422,6 +422,9 @@ class CaptureWatch(AbstractContextManager["CaptureWatch"]):
                     expression = sympy.Eq(root, env.replacements[root], evaluate=False)
                     result = sympy.true
                 text = _text(_as_condition(expression, result, held=True).xreplace(names))
+                fixed = f"{names[symbol]} == {env.replacements[root]}"
+                if fixed not in text:
+                    text += f", which leaves {fixed}"
                 reasons[axis] = f"{text} ({place})" if place else text
         return reasons
 

@@ -16,6 +16,7 @@ from ..errors import ObserveError
 from ..pytrees import clone_tree, flatten_with_paths
 from ..pytrees.cloning import is_wrapper
 from ..pytrees.strides import in_layout_of, lies_as
+from .matrices import square_axes, with_side
 from .records import RecordedCall
 from .shapes import GraphShapes, TensorLeaf
 
@@ -25,6 +26,7 @@ __all__ = [
     "choose_example",
     "is_dense",
     "is_possible",
+    "nearer_sizes",
     "nearest",
     "other_sizes",
     "recorded_arguments",
@@ -191,13 +193,39 @@ def resize_arguments(
         paths = [path for path, _ in flatten_with_paths(value, name)]
         new = []
         for path, leaf in zip(paths, leaves, strict=True):
-            if isinstance(leaf, torch.Tensor) and isinstance(shapes.leaves.get(path), TensorLeaf):
-                new.append(make(path, leaf, shapes.dims(path, sizes), functools.partial(others, path)))
+            described = shapes.leaves.get(path)
+            if isinstance(leaf, torch.Tensor) and isinstance(described, TensorLeaf):
+                shape, donated = shapes.dims(path, sizes), functools.partial(others, path)
+                matrix = _matrix(path, leaf, described, shape, donated, make)
+                new.append(make(path, leaf, shape, donated) if matrix is None else matrix)
             else:
                 new.append(leaf)
         made[name] = _pytree.tree_unflatten(new, spec)
     copied: dict[str, Any] = clone_tree(made)
     return copied
+
+
+def _matrix(
+    path: str,
+    tensor: torch.Tensor,
+    leaf: TensorLeaf,
+    shape: Sequence[int],
+    donors: Callable[[], Sequence[torch.Tensor]],
+    make: MakeLeaf,
+) -> torch.Tensor | None:
+    """`tensor` with `shape`, where two of its axes are one symbol and its matrices have a structure."""
+    axes = square_axes(leaf)
+    if axes is None or tensor.dim() != len(shape) or 0 in shape or tensor.shape[axes[0]] == shape[axes[0]]:
+        return None
+    matrix = with_side(tensor, axes, shape[axes[0]])
+    if matrix is None or tuple(matrix.shape) == tuple(shape):
+        return matrix
+    # The other axes, a batch or heads, as of any tensor.
+    rest = [
+        own if axis in axes else size
+        for axis, (own, size) in enumerate(zip(tensor.shape, shape, strict=True))
+    ]
+    return with_side(make(path, tensor, rest, donors), axes, shape[axes[0]])
 
 
 def recorded_arguments(
@@ -368,6 +396,26 @@ def other_sizes(
     unique = {tuple(sorted(sizes.items())): sizes for sizes in found}
     shown = {tuple(sorted(sizes.items())) for sizes in seen}
     return [sizes for key, sizes in unique.items() if key not in shown and is_possible(shapes, sizes)]
+
+
+def nearer_sizes(
+    sizes: Mapping[str, int], example: Mapping[str, int], shapes: GraphShapes
+) -> dict[str, int] | None:
+    """`sizes` half as far above `example`; ``None`` where no symbol is above it, or none comes nearer.
+
+    Images and frames stay on the grid that was observed.
+    """
+    nearer = dict(sizes)
+    for name, size in sizes.items():
+        excess = (size - example[name]) // 2
+        if name in ON_A_GRID:
+            step = gcd(*(seen[name] for seen in shapes.sizes.values() if name in seen), example[name])
+            excess -= excess % max(step, 1)
+        if size > example[name]:
+            nearer[name] = example[name] + excess
+    if nearer == dict(example) or nearer == dict(sizes) or not is_possible(shapes, nearer):
+        return None
+    return nearer
 
 
 def _elements(shapes: GraphShapes, sizes: Mapping[str, int]) -> int:

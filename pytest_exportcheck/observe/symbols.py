@@ -95,6 +95,10 @@ def _kind(axis: Axis) -> str:
     return "length"
 
 
+#: For each token a number, and the tokens.
+_KINDS_OF_TOKENS = frozenset({"token_type_ids", "mm_token_type_ids"})
+_TOKENS = frozenset({"input_ids"})
+
 _BATCH_FIRST = frozenset({"encoder_outputs", "labels", "hidden_states"})
 
 #: Arguments with a cache, and where keys and values are in one made of lists and tuples. (Behind them in a
@@ -134,12 +138,15 @@ def same_by_convention(one: Axis, other: Axis) -> bool:
     """Whether two axes of one symbol are one dimension by what they are, whatever eager takes.
 
     Layers of one cache; `encoder_outputs` and what a cache keeps of them, beside which they are not read; a
-    mask and what it masks: attention reads the part of a larger mask that it needs.
+    mask and what it masks: attention reads the part of a larger mask that it needs; tokens and their kinds
+    (of segment, of text or image), which a model may not read.
     """
     roots = [axis.path.partition(".")[0] for axis in (one, other)]
     if roots[0] == roots[1] and all(".layers." in axis.path for axis in (one, other)):
         return one.axis == other.axis
     if {_role(one), _role(other)} == {"source"}:
+        return True
+    if {*roots} & _KINDS_OF_TOKENS and {*roots} & _TOKENS and _of_rows(one, other):
         return True
     for mask, masked in ((one, other), (other, one)):
         prefix = mask.path.removesuffix("attention_mask")
@@ -152,6 +159,11 @@ def same_by_convention(one: Axis, other: Axis) -> bool:
         if mask.axis == mask.rank - 1 and _role(masked) in ("seq", "frames"):
             return True
     return False
+
+
+def _of_rows(one: Axis, other: Axis) -> bool:
+    """Whether both are the same axis of two dimensions."""
+    return (one.axis, one.rank) == (other.axis, other.rank) and one.rank == 2
 
 
 def _relation(group: _Group, named: Mapping[str, _Group]) -> DimExpr | None:

@@ -5,7 +5,8 @@ what is shifted by one, and rounding adds up where everything that is summed is 
 grows, slices along it are drawn from the recorded ones, which are valid. What has a structure keeps it:
 
 * positions (0, 1, 2, ...) are counted on, from the past that there is;
-* masks, flags, sorted offsets and segments are resampled as in `resize`;
+* masks, flags, sorted offsets and segments are resampled as in `resize`, and so are matrices of two axes of
+  one symbol that are causal, symmetric or the like (`matrices.py`);
 * of token ids, those that stand in runs (padding) stay where a copy has them, and those that every recorded
   row has equally often (the placeholders of an image, an end token) keep their number.
 

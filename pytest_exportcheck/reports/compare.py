@@ -6,6 +6,7 @@ noise band that is stated with them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -265,11 +266,12 @@ def _renamed(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _number(value: Any) -> float | None:
-    """A float of a report, in which ``nan`` and ``inf`` are strings."""
+    """A float of a report, in which ``inf`` is text; ``None`` for ``nan``, which is no number."""
     try:
-        return None if value is None or isinstance(value, bool) else float(value)
+        number = None if value is None or isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return None
+    return None if number is None or math.isnan(number) else number
 
 
 def _outputs(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
@@ -277,7 +279,10 @@ def _outputs(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
     known = {output["path"]: output for output in old.get("outputs") or ()}
     outputs = {output["path"]: output for output in new.get("outputs") or ()}
     if not known or not outputs:
-        # A run that got nowhere near a comparison.
+        # A run that got nowhere near a comparison, unless it says that it passed.
+        if known and old["verdict"] == new["verdict"] == "pass":
+            text = f"no output is compared, {counted(len(known), 'output')} before"
+            yield Change(name, "outputs", "worse", text, list(known), [])
         return
     renamed = _renamed(*({path: _kind(each) for path, each in side.items()} for side in (known, outputs)))
     for root, other in renamed.items():
@@ -294,7 +299,7 @@ def _outputs(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Itera
     for path, output in outputs.items():
         if path in known:
             by = [side.get("by") or "exportcheck" for side in (known[path], output)]
-            if by[0] != by[1] and known[path]["ok"] and output["ok"]:
+            if by[0] != by[1] and known[path].get("ok") and output.get("ok"):
                 text = f"{path}: compared by {by[1]}, was by {by[0]}"
                 yield Change(name, "outputs", "other", text, *by)
             elif by == ["exportcheck", "exportcheck"]:
@@ -308,12 +313,19 @@ def _kind(output: Mapping[str, Any]) -> tuple[Any, int]:
 
 def _error(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
     was, now = _number(old.get("max_abs")), _number(new.get("max_abs"))
-    if was is None or now is None or was == now:
+    if was is None or now is None:
+        # NaN, or none: nobody can say how far off it is. What was known got lost, and that is worse.
+        if (was is None) != (now is None):
+            shown = " -> ".join("no number" if each is None else f"{each:.1e}" for each in (was, now))
+            effect = "worse" if now is None else "other"
+            yield Change(name, "error", effect, f"{new['path']}: max abs {shown}", was, now)
         return
     allowed = _number(new.get("atol")) or 0.0
     # What rounding explains differs from run to run by as much as it moves eager.
     moves = _number(new.get("eager_moves")) if new.get("ok") else None
     floor = max(_ERROR_SHARE * allowed, moves or 0.0)
+    if was == now or math.isinf(floor):
+        return
     ratio = max(now, floor) / max(was, floor) if max(was, floor) else float("inf")
     if ratio > ERROR_BAND or ratio < 1 / ERROR_BAND:
         text = f"{new['path']}: max abs {was:.1e} -> {now:.1e} ({ratio:.2g}x, atol {allowed:.1e})"
@@ -336,15 +348,16 @@ def _operators(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def _ratio(name: str, kind: str, was: Any, now: Any, band: float, more: str = "") -> Iterator[Change]:
     old, new = _number(was), _number(now)
-    if not old or not new:
+    if old is None or new is None or old == new:
         return
     if kind == "time" and abs(new - old) <= _START_SECONDS:
         return
-    ratio = new / old
+    ratio = new / old if old else float("inf")
     if ratio > band or ratio < 1 / band:
         unit = {"size": " bytes", "time": " CPU s"}.get(kind, "")
         shown = f"{old:.1f} -> {new:.1f}" if kind == "time" else f"{old:.0f} -> {new:.0f}"
-        times = "" if kind == "time" and min(old, new) < _LEAST_SECONDS else f" ({ratio:.2f}x)"
+        short = kind == "time" and min(old, new) < _LEAST_SECONDS
+        times = "" if short or not old else f" ({ratio:.2f}x)"
         yield Change(name, kind, "other", f"{kind} {shown}{unit}{times}{more}", was, now)
 
 

@@ -9,6 +9,7 @@ from ..plurals import counted
 from .diagnosis import causes, guilty_line
 from .matrix import Matrix, cell_text, counts, is_case
 from .read import case_key, case_name
+from .refusals import memory_lines
 from .reuse import reuse_lines
 from .torch_advice import without_advice
 from .totals import shapes_text
@@ -33,7 +34,8 @@ def markdown(
         out, and it says so.
     """
     cases = [record for record in records if is_case(record)]
-    ending = [f"{markdown_cell(note)}  " for note in (*notes, *reuse_lines(cases, every_case=False))]
+    reuse = reuse_lines(cases, every_case=False)
+    ending = [f"{markdown_cell(note)}  " for note in (*notes, *memory_lines(cases), *reuse)]
     totals = [f"{counted(len(cases), 'case')}: {counts(cases)}", shapes_text(records)]
     head = ["## exportcheck", "", ", ".join(filter(None, totals)), ""]
     matrix = Matrix.of(records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,8 @@ class Difference:
     def __str__(self) -> str:
         if self.before is None or self.after is None:
             return f"{self.row}: {self.figure} is only in {'AFTER' if self.before is None else 'BEFORE'}"
-        return f"{self.row}: {self.figure} {self.before:g} to {self.after:g} ({self.after / self.before:.2f})"
+        ratio = f" ({self.after / self.before:.2f})" if self.before else ""
+        return f"{self.row}: {self.figure} {self.before:g} to {self.after:g}{ratio}"
 
 
 def read_measurements(path: Path) -> Measurements | None:
@@ -55,7 +57,7 @@ def read_measurements(path: Path) -> Measurements | None:
     Raises
     ------
     ReportError
-        It says that it is of a benchmark, and has no rows of figures.
+        It says that it is of a benchmark, and has no rows of figures, or something else as a figure.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -66,6 +68,10 @@ def read_measurements(path: Path) -> Measurements | None:
     rows = data.get("rows")
     if not isinstance(rows, dict) or not all(isinstance(row, dict) for row in rows.values()):
         raise ReportError(f"{path}: a benchmark without rows of figures")
+    for row, figures in rows.items():
+        for figure, value in figures.items():
+            if _band(figure) is not None and value is not None and _number(value) is None:
+                raise ReportError(f"{path}: {figure} of {row} is {value!r:.40}")
     return Measurements(str(data["benchmark"]), rows)
 
 
@@ -97,7 +103,7 @@ def _differences(
                     yield Difference(row, figure, one, other, worse=None)
                 continue
             small = figure.endswith("_s") and max(one, other) < _LEAST_SECONDS
-            if min(one, other) <= 0 or small or max(one, other) <= band * min(one, other):
+            if small or max(one, other) <= band * min(one, other):
                 continue
             yield Difference(row, figure, one, other, worse=other > one)
 
@@ -109,7 +115,9 @@ def _band(figure: str) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    """A figure; ``None`` for what is no finite number from 0 on."""
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if plain and math.isfinite(value) and value >= 0 else None
 
 
 def differences_text(found: list[Difference]) -> str:

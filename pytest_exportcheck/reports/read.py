@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..errors import COMPARISON, STAGES, TEST
 from .json_report import SCHEMA
 from .matrix import worst_verdict
 from .record import sort_key
@@ -19,7 +21,14 @@ __all__ = ["CaseKey", "Report", "ReportError", "case_key", "case_name", "merge",
 #: What tells a case from every other one of a run.
 _FIELDS = ("spec", "exporter", "patch_mode", "device", "dtype", "graph")
 
-_VERDICT = re.compile(r"pass|xpass|skip|(fail|xfail|crash|timeout) \S+")
+_VERDICT = re.compile(
+    rf"pass|xpass|skip|(fail|xfail|crash|timeout) ({'|'.join((*STAGES, TEST))})|fail {COMPARISON}"
+)
+
+#: Numbers of a record, and of an output. JSON has no numbers that are not finite: these are text.
+_COUNTS = ("nodes", "model_bytes")
+_ERRORS = ("max_abs", "atol", "eager_moves")
+_NOT_FINITE = ("nan", "inf")
 
 #: Fields that reports and comparisons go into, and what is in them.
 _KINDS: dict[str, type] = {
@@ -110,7 +119,7 @@ def read_report(path: Path) -> Report:
     for index, record in enumerate(data["cases"]):
         wrong = _wrong(record)
         if wrong is not None:
-            raise ReportError(f"{path}: case {index} is no record of a case: {wrong}")
+            raise ReportError(f"{path}: case {index}{_named(record)} is no record of a case: {wrong}")
     facts = data.get("environment")
     wrong = _wrong_environment(facts) if isinstance(facts, dict) else None
     if wrong is not None:
@@ -119,7 +128,10 @@ def read_report(path: Path) -> Report:
 
 
 def _wrong(record: Any) -> str | None:
-    """What of a record cannot be read; fields that it has beside those that are read may be anything."""
+    """What of a record cannot be read; fields that it has beside those that are read may be anything.
+
+    Numbers that comparisons judge must be numbers: of what is damaged nobody can say that it is not worse.
+    """
     if not isinstance(record, dict):
         return f"it is a {type(record).__name__}"
     for field in (*_FIELDS, "verdict"):
@@ -130,6 +142,11 @@ def _wrong(record: Any) -> str | None:
             return f"{field!r} is {record[field]!r:.40}"
     if not _VERDICT.fullmatch(record["verdict"]):
         return f"the verdict is {record['verdict']!r:.40}"
+    if record.get("stage") is not None and record["stage"] not in (*STAGES, TEST):
+        return f"the stage is {record['stage']!r:.40}"
+    for field in _COUNTS:
+        if not _is_number(record.get(field)):
+            return f"{field!r} is {record[field]!r:.40}"
     for field, kind in _KINDS.items():
         value: Any = record.get(field)
         if value is None:
@@ -145,10 +162,38 @@ def _wrong(record: Any) -> str | None:
             return f"an output has the path {output.get('path')!r:.40}"
         if not isinstance(output.get("shape") or [], list):
             return f"the shape of an output is {output['shape']!r:.40}"
+        for field in _ERRORS:
+            if not _is_number(output.get(field), _NOT_FINITE):
+                return f"{field!r} of output {output['path']} is {output[field]!r:.40}"
+        if not isinstance(output.get("ok", False), bool):
+            return f"'ok' of output {output['path']} is {output['ok']!r:.40}"
+        if not isinstance(output.get("by") or "", str):
+            return f"'by' of output {output['path']} is {output['by']!r:.40}"
+    for operator, count in (record.get("operators") or {}).items():
+        if not _is_number(count):
+            return f"the number of operators {operator!r} is {count!r:.40}"
     for stage, spent in (record.get("durations") or {}).items():
-        if not isinstance(spent.get("cpu_s") or 0.0, (int, float)):
+        if not _is_number(spent.get("cpu_s")):
             return f"the CPU seconds of {stage!r} are {spent['cpu_s']!r:.40}"
     return None
+
+
+def _named(record: Any) -> str:
+    """Which case it is, if the record tells."""
+    if not isinstance(record, dict) or not all(field in record for field in _FIELDS):
+        return ""
+    key = case_key(record)
+    sound = all(isinstance(part, str | None) for part in key)
+    return f" ({case_name(key)})" if sound and None not in (key[0], *key[3:5]) else ""
+
+
+def _is_number(value: Any, texts: Sequence[str] = ()) -> bool:
+    """Whether it is none, a number from 0 on, or one of `texts`, as which one that is not finite counts."""
+    if value is None or isinstance(value, str):
+        return value is None or value in texts
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value >= 0 if math.isfinite(value) else str(value) in texts
 
 
 def _wrong_environment(facts: Mapping[str, Any]) -> str | None:

@@ -99,6 +99,9 @@ class Resize(_Open):
             description="Sizes that eager takes only with repeated values, and what it says of drawn ones."
         ),
     ] = []
+    no_memory: Annotated[
+        list[str], Field(description="Sizes that were not judged for want of memory, and whose.")
+    ] = []
     relations: Annotated[
         list[str], Field(description="Sizes at which a relation that rests on two calls does not hold.")
     ] = []

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 from engine.helpers import make_run, verdict
+from onnxscript import opset18
 
 from pytest_exportcheck.diagnose.causes import CAUSES, Evidence, causes_of_text, known_causes
+
+from .test_faults import explain
 
 D = torch.export.Dim.DYNAMIC
 
@@ -253,3 +256,78 @@ def test_blocks_that_a_loop_runs_over() -> None:
     """Nothing is refused there: other sizes show it."""
     text = "decided at n=128, and otherwise here: n//64 == 2 (net.py:8: for i in range(x.shape[1] // 64):)"
     assert names(Evidence(text, "resize")) == ["loop over a size"]
+
+
+class Transform(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x, dim=1).real
+
+
+def test_an_inexact_transform_is_a_known_cause() -> None:
+    calls = [((torch.randn(n, 1023),), {}) for n in (2, 3)]
+    found = explain(Transform(), calls, exporter="onnx-dynamo")
+    assert found.ladder is not None
+    assert found.ladder.guilty == "kernel"
+    assert [cause.name for cause in found.causes] == ["inexact DFT"]
+    wrong = {torch.ops.aten.cos.default: lambda x: opset18.Sin(x)}
+    found = explain(Then(), [((torch.randn(n, 16),), {}) for n in (2, 3)], custom_translation_table=wrong)
+    assert [cause.name for cause in found.causes] == []
+
+
+class Then(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(torch.fft.fft(x, dim=1).real)
+
+
+SIZES = """
+    class Net(nn.Module):
+        def forward(self, x):
+            {body}
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        g = torch.Generator().manual_seed(0)
+        return [((torch.randn(n, m, generator=g),), {{}}) for n, m in ((2, 9), (4, 7))]
+"""
+
+
+def sized(body: str, exporter: str, folder: Any) -> tuple[str, list[str]]:
+    stage, error, _ = verdict(make_run(folder, SIZES.format(body=body)), exporter)
+    if error is None:
+        return stage, []
+    text = "\n".join([error.message, *error.details])
+    return stage, [cause.name for cause in causes_of_text(text, stage, "float32", True)]
+
+
+@pytest.mark.parametrize(
+    ("made", "exporters"),
+    [
+        ("int(torch.tensor(x.shape[1]))", ("torch-export", "onnx-dynamo", "onnx-torchscript")),
+        ("int(torch.as_tensor(x.size(1)) * 1)", ("torch-export", "onnx-torchscript")),
+        ("x.new_tensor(x.shape[1]).long().item()", ("torch-export", "onnx-torchscript")),
+    ],
+)
+def test_a_size_that_went_through_a_tensor(made: str, exporters: tuple[str, ...], tmp_path: Any) -> None:
+    for exporter in exporters:
+        stage, found = sized(f"return x * {made}", exporter, tmp_path)
+        assert stage != "pass"
+        assert found == ["size through a tensor"], (exporter, found)
+        # The remedy.
+        assert sized("return x * x.shape[1]", exporter, tmp_path) == ("pass", [])
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return x * 2 if torch.tensor(x.shape[1]) > 20 else x * 3", "data-dependent branch"),
+        ("return x[:, : int(x.sum().abs()) + 1]", "data-dependent branch"),
+        ("return x[:, : range(20)[x.shape[1]]]", "fixed axis"),
+    ],
+)
+def test_other_values_of_tensors_are_no_sizes(body: str, expected: str, tmp_path: Any) -> None:
+    stage, found = sized(body, "torch-export", tmp_path)
+    assert (stage, found) == ("export", [expected])

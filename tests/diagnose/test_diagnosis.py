@@ -12,7 +12,9 @@ from engine.helpers import make_run, verdict
 
 from pytest_exportcheck.cases import CaseId
 from pytest_exportcheck.diagnose import Diagnosis, diagnose_case
-from pytest_exportcheck.errors import ConvertError, ExportCheckError, LoadError
+from pytest_exportcheck.diagnose.diagnosis import diagnose
+from pytest_exportcheck.diagnose.subject import Clock, subject_of
+from pytest_exportcheck.errors import ConvertError, ExportCheckError, ExportError, LoadError
 from pytest_exportcheck.pipeline import SpecRun
 
 from .helpers import corrupted_runtime
@@ -286,3 +288,17 @@ def test_an_input_that_the_program_does_not_read(tmp_path: Path) -> None:
         "no step differs with the observed values: the program does not read an input"
     )
     assert "not reproduced" not in "\n".join(found.lines())
+
+
+def test_axes_that_became_constants_are_named_as_the_failure_names_them() -> None:
+    class Fixed(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * int(x.shape[1])
+
+    subject = subject_of(Fixed(), [((torch.randn(n, m),), {}) for n, m in ((2, 9), (4, 7))])
+    said = "axis 1 of x (x_dim_1) became a constant: x.shape[1] == 9 (net.py:3: return x * int(x.shape[1]))"
+    failure = ExportError(f"onnx-dynamo refuses the model: {said}", details=["Constraints violated"])
+    found = diagnose(subject, failure, Clock(1e6))
+    assert found.verdict.startswith(f"guilty: torch.export refuses the model: {said}")
+    found = diagnose(subject, ExportError("onnx-dynamo refuses the model: ValueError: no"), Clock(1e6))
+    assert "Constraints violated" in found.verdict

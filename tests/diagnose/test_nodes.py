@@ -148,3 +148,28 @@ def test_tensors_go_to_numpy_and_back(dtype: torch.dtype) -> None:
         again = to_torch(to_numpy(tensor))
         assert again.dtype == dtype
         assert torch.equal(again, tensor)
+
+
+class Transform(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cos(torch.fft.fft(x * 2, dim=1).real)
+
+
+def test_a_complex_value_is_its_parts_in_onnx() -> None:
+    """A size that is a power of two: ONNX Runtime is exact there."""
+    inputs = [((torch.randn(n, 16),), {}) for n in (2, 3)]
+    found = search(Transform(), inputs)
+    assert (found.kind, found.first) == ("none", None)
+    assert found.compared == found.nodes
+    found = search(Transform(), inputs, custom_translation_table=WRONG_COS)
+    assert found.first is not None
+    assert (found.kind, found.first.operator, found.kernel) == ("jump", "aten.cos.default", False)
+
+
+def test_the_transform_of_onnx_runtime_is_inexact_where_the_size_is_no_power_of_two() -> None:
+    """A kernel, and no graph: the reference evaluator agrees with torch."""
+    found = search(Transform(), [((torch.randn(n, 1023),), {}) for n in (2, 3)])
+    assert found.first is not None
+    assert found.first.operator.startswith("aten._fft_")
+    assert (found.kind, found.kernel) == ("jump", True), found.lines()
+    assert "DFT" in found.first.onnx_nodes

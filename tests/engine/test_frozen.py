@@ -13,7 +13,8 @@ import torch
 from onnx import TensorProto, helper
 
 from pytest_exportcheck.cases import CaseId
-from pytest_exportcheck.errors import ExportCheckError
+from pytest_exportcheck.checks.frozen import lead_with_axes
+from pytest_exportcheck.errors import ExportCheckError, ExportError
 from pytest_exportcheck.exporters.base import Exported, ExportRequest
 from pytest_exportcheck.exporters.onnx_dynamo import OnnxDynamo, capture
 from pytest_exportcheck.pipeline import SpecRun, run_case
@@ -87,10 +88,55 @@ def test_a_refused_constant_names_axis_value_and_line(body: str, exporter: str, 
         return
     assert stage == "export", error
     assert error is not None
-    lines = [line for line in error.details if line.startswith("axis 1 of x (x_dim_1) became a constant: ")]
-    assert len(lines) == 1, error
-    assert "x.shape[1] == 9" in lines[0]
-    assert "net.py:8: " + body in lines[0]
+    headline = f"{exporter} refuses the model: axis 1 of x (x_dim_1) became a constant: "
+    assert error.message.startswith(headline), error
+    assert "x.shape[1] == 9" in error.message
+    assert "net.py:8: " + body in error.message
+    assert "Constraints violated" in error.details[0], "torch's own sentence stands below"
+    assert not any("became a constant: " in line for line in error.details)
+
+
+def violated(*more: str) -> ExportError:
+    message = "it refuses the model: UserError: Constraints violated (L['x'].size()[1])! For more, run"
+    return ExportError(message, details=["  - " + line for line in more])
+
+
+def test_several_axes_and_axes_that_only_torch_names() -> None:
+    both = ["axis 1 of x (a) became a constant: x.shape[1] == 9", "axis 0 of y (b) became a constant: ..."]
+    failure = violated("You marked L['x'].size()[1]")
+    lead_with_axes(failure, both)
+    assert failure.message == f"it refuses the model: {both[0]} (and 1 more axis)"
+    assert failure.details == [
+        both[1],
+        "UserError: Constraints violated (L['x'].size()[1])! For more, run",
+        "  - You marked L['x'].size()[1]",
+    ]
+    failure = violated(
+        "The values of a = L['x'].size()[1] and b = L['y'].size()[0] must always be equal.", "Another"
+    )
+    lead_with_axes(failure, [])
+    equal = "The values of a = x.shape[1] and b = y.shape[0] must always be equal"
+    assert failure.message == f"it refuses the model: {equal}"
+    assert failure.details[0].startswith("UserError: Constraints violated")
+
+
+def test_what_is_no_violation_keeps_its_sentence() -> None:
+    for message in ("it refuses the model: ValueError: no", "Constraints violated", "x: Constraints kept"):
+        failure = ExportError(message, details=["  - L['x'].size()[1]"])
+        lead_with_axes(failure, ["axis 1 of x became a constant"])
+        assert failure.message == message
+        assert failure.details == ["axis 1 of x became a constant", "  - L['x'].size()[1]"]
+    failure = violated()
+    lead_with_axes(failure, [])
+    assert failure.message.startswith("it refuses the model: UserError: Constraints violated")
+    assert failure.details == []
+
+
+def test_what_a_condition_leaves_of_a_size_is_told(tmp_path: Path) -> None:
+    body = "return x if x.shape[1] > 8 and x.shape[1] < 10 else x * 2"
+    stage, error, _ = verdict(net(tmp_path, body), "onnx-dynamo")
+    assert stage == "export", error
+    assert "became a constant: x.shape[1] < 10, which leaves x.shape[1] == 9 (" in str(error)
 
 
 class Auto:

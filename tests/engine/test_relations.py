@@ -417,6 +417,20 @@ def test_a_mask_that_is_larger_than_what_it_masks_proves_nothing() -> None:
     assert found[1] == (("labels", 1),)
 
 
+@pytest.mark.parametrize("kinds", ["token_type_ids", "mm_token_type_ids"])
+def test_the_kinds_of_tokens_are_as_many_as_the_tokens(kinds: str) -> None:
+    """A decoder that has an image's positions already does not read them."""
+    scope: dict[str, Any] = {}
+    exec(f"def model(input_ids, {kinds}, other): return input_ids, other", scope)
+    (found,) = equalities(scope["model"], *two((3, None), (3, None), (3, None)))
+    assert found[1:] == ((("other", 1),), (("input_ids", 1), (kinds, 1)))
+    # Not of another rank, and not of another input.
+    (found,) = equalities(scope["model"], *two((3, None), (3, None, 4), (3, 4)))
+    assert found[1] == ((kinds, 1),)
+    found = equalities(scope["model"], *two((3, 4), (3, None), (3, None)))
+    assert len(found) == 1
+
+
 def test_the_layers_of_a_cache_are_one_thing() -> None:
     def call(n: int) -> Any:
         return args(make_dynamic_cache([(torch.zeros(2, 2, n, 4),) * 2] * 3), torch.zeros(2, n))

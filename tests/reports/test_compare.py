@@ -60,9 +60,14 @@ def test_what_rounding_explains_is_no_change():
         (0.0, 5e-8, []),  # below a hundredth of what is allowed
         (0.0, 5e-6, [("error", "worse")]),
         (1e-9, 9e-8, []),
-        ("nan", 1e-6, []),  # the verdict tells
         ("inf", 1e-6, [("error", "better")]),
         (1e-6, "inf", [("error", "worse")]),
+        ("inf", "inf", []),
+        # Nobody knows how far off it is, or was.
+        *((1e-6, odd, [("error", "worse")]) for odd in ("nan", float("nan"), None)),
+        *((odd, 1e-6, [("error", "other")]) for odd in ("nan", float("nan"), None)),
+        ("nan", "nan", []),
+        ("inf", "nan", [("error", "worse")]),
     ],
 )
 def test_an_error_counts_beyond_noise(was, now, expected):
@@ -74,6 +79,10 @@ def test_an_error_counts_beyond_noise(was, now, expected):
     ("field", "was", "now", "expected"),
     [
         ("nodes", 100, 104, []),
+        ("nodes", 0, 5, [("nodes", "other")]),
+        ("nodes", 5, 0, [("nodes", "other")]),
+        ("nodes", 0, 0, []),
+        ("nodes", None, 5, []),  # a program of torch has none
         ("nodes", 100, 110, [("nodes", "other")]),
         ("model_bytes", 1000, 900, [("size", "other")]),
         ("durations", {"export": {"cpu_s": 4.0}}, {"export": {"cpu_s": 5.0}}, []),
@@ -394,6 +403,14 @@ def test_outputs_of_a_case_that_compared_nothing_are_not_told():
     assert effects([_with(outputs=[output(1e-7)])], [record("a", "onnx-dynamo", "fail export")]) == [
         ("verdict", "worse")
     ]
+
+
+def test_a_pass_that_compares_nothing_any_more_is_worse():
+    before = _with(outputs=[output(1e-7), output(1e-7, "cache")])
+    for nothing in ({}, {"outputs": []}, {"outputs": None}):
+        (change,) = compare(report(before), report(record("a", "onnx-dynamo", **nothing))).changes
+        assert (change.effect, change.text) == ("worse", "no output is compared, 2 outputs before")
+    assert effects([_with()], [before]) == []
 
 
 def test_operators_explain_a_node_count():

@@ -7,7 +7,7 @@ import pytest
 from pytest_exportcheck.reports.markdown import markdown
 from pytest_exportcheck.reports.matrix import Matrix, counts
 from pytest_exportcheck.reports.record import sort_key
-from pytest_exportcheck.reports.refusals import refusal_lines
+from pytest_exportcheck.reports.refusals import memory_lines, refusal_lines
 from pytest_exportcheck.reports.rounding import rounding_lines
 from pytest_exportcheck.reports.terminal import matrix_lines
 
@@ -175,6 +175,20 @@ def test_sizes_that_eager_refuses_are_one_line_per_spec_and_graph():
         f"specs/bert.yaml: eager refuses 2 sizes, not judged: {long}",
         f"specs/t5.yaml (decode): eager refuses a size, not judged: {long}",
     ]
+
+
+def test_sizes_without_memory_are_told_in_the_terminal_and_in_markdown():
+    short = "seq=511: for onnxruntime CPU (it asks for 2.5 GiB at once)"
+    cases = [
+        record("bert", "onnx-dynamo", resize={"no_memory": [short], "passed": ["seq=260"]}),
+        record("bert", "torch-export", resize={"no_memory": [short, "seq=600: for eager: MemoryError"]}),
+        record("vit", "torch-export", resize={"no_memory": []}),
+        record("vit", "onnx-dynamo", resize="damaged"),
+        record("t5", "onnx-dynamo", resize={"no_memory": "damaged"}),
+    ]
+    line = f"no memory: specs/bert.yaml: 2 sizes, not judged: {short}"
+    assert list(memory_lines(cases)) == [line]
+    assert f"{line}  " in markdown(cases).splitlines()
 
 
 # what rounding explains

@@ -54,6 +54,27 @@ def test_small_and_missing_figures() -> None:
         differences(measured("startup"), measured())
 
 
+def test_figures_of_nothing() -> None:
+    before = measured(ours={"cpu_s": 0.0, "ratio": 0.0, "of_script": 2.0}, small={"cpu_s": 0.0})
+    after = measured(ours={"cpu_s": 9.0, "ratio": 1.0, "of_script": 0.0}, small={"cpu_s": 0.1})
+    assert texts(before, after) == [
+        ("ours: cpu_s 0 to 9", True),
+        ("ours: ratio 0 to 1", True),
+        ("ours: of_script 2 to 0 (0.00)", False),
+    ]
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0, "1.5", True, [1]])
+def test_a_figure_that_is_no_number_is_told(
+    odd: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = written(tmp_path / "a.json", {"benchmark": "main job", "rows": {"ours": {"ratio": 1.0}}})
+    rows = {"ours": {"ratio": odd, "said": odd}}
+    bad = written(tmp_path / "b.json", {"benchmark": "main job", "rows": rows})
+    assert main(["compare", good, bad]) == 2
+    assert f"b.json: ratio of ours is {odd!r}" in capsys.readouterr().err
+
+
 def written(path: Path, data: Any) -> str:
     path.write_text(json.dumps(data), encoding="utf-8")
     return str(path)

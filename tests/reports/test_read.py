@@ -52,6 +52,29 @@ def test_what_is_no_report_is_refused_with_its_name(tmp_path, content, message):
         ({"outputs": [{"path": ["a"]}]}, "an output has the path ['a']"),
         ({"outputs": [{"path": "a", "shape": 3}]}, "the shape of an output is 3"),
         ({"durations": {"load": {"cpu_s": "x"}}}, "the CPU seconds of 'load' are 'x'"),
+        ({"durations": {"load": {"cpu_s": -1.0}}}, "the CPU seconds of 'load' are -1.0"),
+        ({"durations": {"load": {"cpu_s": float("nan")}}}, "the CPU seconds of 'load' are nan"),
+        ({"verdict": "fail nonsense"}, "the verdict is 'fail nonsense'"),
+        ({"verdict": "skip load"}, "the verdict is 'skip load'"),
+        ({"verdict": "xfail comparison"}, "the verdict is 'xfail comparison'"),
+        ({"verdict": "crash"}, "the verdict is 'crash'"),
+        ({"stage": "nonsense"}, "the stage is 'nonsense'"),
+        ({"stage": 3}, "the stage is 3"),
+        ({"nodes": "many"}, "'nodes' is 'many'"),
+        ({"nodes": -1}, "'nodes' is -1"),
+        ({"nodes": True}, "'nodes' is True"),
+        ({"nodes": [1]}, "'nodes' is [1]"),
+        ({"model_bytes": float("inf")}, "'model_bytes' is inf"),
+        ({"operators": {"Add": -1}}, "the number of operators 'Add' is -1"),
+        ({"outputs": [{"path": "a", "max_abs": "tiny"}]}, "'max_abs' of output a is 'tiny'"),
+        ({"outputs": [{"path": "a", "max_abs": "1e-6"}]}, "'max_abs' of output a is '1e-6'"),
+        ({"outputs": [{"path": "a", "max_abs": -1e-6}]}, "'max_abs' of output a is -1e-06"),
+        ({"outputs": [{"path": "a", "max_abs": float("-inf")}]}, "'max_abs' of output a is -inf"),
+        ({"outputs": [{"path": "a", "max_abs": False}]}, "'max_abs' of output a is False"),
+        ({"outputs": [{"path": "a", "atol": "x"}]}, "'atol' of output a is 'x'"),
+        ({"outputs": [{"path": "a", "eager_moves": {}}]}, "'eager_moves' of output a is {}"),
+        ({"outputs": [{"path": "a", "ok": "yes"}]}, "'ok' of output a is 'yes'"),
+        ({"outputs": [{"path": "a", "by": 3}]}, "'by' of output a is 3"),
     ],
 )
 @pytest.mark.parametrize(
@@ -66,7 +89,8 @@ def test_a_record_that_cannot_be_read_is_told_in_one_line(
     (tmp_path / "bad.json").write_text(json.dumps({"schema": 1, "cases": [good, {**good, **change}]}))
     assert main([*command, "bad.json"]) == 2
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"exportcheck: bad.json: case 1 is no record of a case: {message}\n")
+    name = "" if {*change} & {*WHOLE} else " (a [cpu-f-x-n])"
+    assert (out, err) == ("", f"exportcheck: bad.json: case 1{name} is no record of a case: {message}\n")
 
 
 def test_what_else_is_no_report(tmp_path, monkeypatch, capsys):
@@ -116,7 +140,7 @@ def test_an_environment_that_cannot_be_read_is_told_in_one_line(
 def test_the_least_that_a_record_has_is_enough(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "r.json").write_text(
-        json.dumps({"schema": 1, "cases": [{**WHOLE, "verdict": "fail zzz"}, {**WHOLE, "verdict": "pass"}]})
+        json.dumps({"schema": 1, "cases": [{**WHOLE, "verdict": "fail run"}, {**WHOLE, "verdict": "pass"}]})
     )
     for command in (["markdown"], ["html", "-o", "p"], ["compare", "r.json"], ["merge", "-o", "m"]):
         assert main([*command, "r.json"]) == 0, capsys.readouterr()
