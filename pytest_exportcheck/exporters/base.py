@@ -17,6 +17,7 @@ from ..observe import CallSignature, GraphShapes, dynamic_shapes_for, symbol_lab
 from ..pytrees import clone_tree, flatten_with_paths, is_constant
 from .capture_cache import KeptCapture
 from .captures import CaseCaptures
+from .containers import SharedContainers
 from .conversions import CaseConversions
 
 __all__ = ["ExportRequest", "Exported", "Exporter", "flat_forward", "plain_copy", "target_of"]
@@ -221,9 +222,11 @@ def flat_forward(
     )
     forward.replaced = had  # type: ignore[attr-defined]  # for a copy of the model that is called as it was
     model.forward = forward
+    containers = SharedContainers(model)
     try:
         yield clone_tree(tensors)
     finally:
+        containers.put_back()
         if had is None:
             vars(model).pop("forward", None)
         else:

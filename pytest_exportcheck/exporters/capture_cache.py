@@ -19,7 +19,7 @@ from ..observe.relations import without
 from ..observe.shapes import ThinRelation
 from .cache_files import CacheFiles, Refused
 from .content import Content, Unreadable
-from .conversions import Weights, operators_of_others
+from .conversions import KNOWN_OPERATORS, Weights, operators_of_others
 from .fingerprint import draws_random_numbers, graph_digest, program_dims, version_of
 from .guards import CaptureWatch, Comparison, dims_of
 from .serialized import NotSaveable, from_json, to_json
@@ -208,7 +208,7 @@ class CaptureCache:
             raise NotSaveable(f"comparisons of sizes cannot be read: there is no {watch.missing}")
         if watch.frozen():
             raise NotSaveable("axes became constants")
-        if others := operators_of_others(program):
+        if others := operators_of_others(program) - KNOWN_OPERATORS:
             raise NotSaveable(f"it has operators of {', '.join(sorted(others))}")
         weights = Weights.of(program)
         digest = graph_digest(program, watch, shapes)

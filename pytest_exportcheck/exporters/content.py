@@ -42,6 +42,9 @@ _COUNTED = "_counted.<locals>.patched"
 
 _CONSTANTS = (int, float, complex, str, bytes, bool, type(None), type(Ellipsis), type(NotImplemented))
 _TORCH_CONSTANTS = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme)
+#: Of a parameter that strict mode has captured once: it tells compilers that its address stays, no capture.
+_READ_BY_DYNAMO = "_dynamo_static_input_type"
+
 _BUILTIN = (
     types.BuiltinFunctionType,
     types.WrapperDescriptorType,
@@ -208,8 +211,8 @@ class Content:
             flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
             data: Any = flat.view(torch.uint8).numpy()
             self._digest.update(hashlib.sha256(data).digest())
-        if vars(value):
-            self._inner("__dict__", vars(value))
+        if attributes := {name: item for name, item in vars(value).items() if name != _READ_BY_DYNAMO}:
+            self._inner("__dict__", attributes)
         hooks = getattr(value, "_backward_hooks", None)
         if hooks:
             self._inner("hooks", hooks)

@@ -21,7 +21,10 @@ from .guards import CaptureWatch, Decided
 if TYPE_CHECKING:
     from .conversion_cache import ConversionCache
 
-__all__ = ["CaseConversions", "Conversions", "Weights", "operators_of_others"]
+__all__ = ["KNOWN_OPERATORS", "CaseConversions", "Conversions", "Weights", "operators_of_others"]
+
+#: Namespaces of operators beside torch's whose version in a key tells what they do.
+KNOWN_OPERATORS = frozenset({"transformers"})
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ class CaseConversions:
         with self.aside():
             digest = graph_digest(program, self.watch, self.shapes)
             weights = Weights.of(program)
-            known = others <= {"transformers"}
+            known = others <= KNOWN_OPERATORS
             found, scope, key, notes = self._look_up(digest, settings, weights, reach, known)
         if found is not None:
             return torch.onnx.ONNXProgram(found[0], program), found[1]

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import operator
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,14 @@ Strangers = dict[str, Any]
 
 #: Constants that are made anew in every process.
 _OF_A_PROCESS = {"transformers.utils.hub.SESSION_ID"}
+
+#: What dynamo puts around two functions of `torch.nn.Module`, once in a process, to mark modules that are
+#: made inside a forward: a run with captures of strict mode has it, one that finds them in a cache has not.
+_MARKING = {
+    "install_generation_tagging_init.<locals>.patched_init": "init",
+    "install_generation_tagging_init.<locals>.patched_setstate": "setstate",
+}
+_MARKED = "___needs_generation_tag_patch"
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -84,11 +93,13 @@ class _Walk:
         for key, value in sorted(vars(module).items()):
             if key.startswith("__") or f"{name}.{key}" in _OF_A_PROCESS:
                 continue
+            if isinstance(value, types.ModuleType) and value is sys.modules.get(f"{name}.{key}"):
+                continue  # A submodule is there once anything has imported it.
             yield key, self.described(value, key)
             if isinstance(value, type) and value.__module__ == name:
                 self.spaces.append(vars(value))
                 for inner, item in sorted(vars(value).items()):
-                    if inner not in SILENT:
+                    if inner not in SILENT and inner != _MARKED:
                         yield f"{key}.{inner}", self.described(item, f"{key}.{inner}")
 
     def described(self, value: Any, place: str) -> Any:
@@ -179,6 +190,10 @@ class _Walk:
             # What a patch in place does is told by the patch.
             self.lasting = False
             return f"{function.__module__}.{code.co_qualname}:{code.co_firstlineno}"
+        marked = _MARKING.get(function.__qualname__)
+        if marked in code.co_freevars and function.__module__ == "torch._dynamo.mutation_guard":
+            cell = (function.__closure__ or ())[code.co_freevars.index(str(marked))]
+            return self.described(cell.cell_contents, place)
         self.functions.append(function)
         found: list[Any] = [
             f"{function.__module__}.{code.co_qualname}:{code.co_firstlineno}",

@@ -2,7 +2,8 @@
 
 The one module that touches ``torch._export.serde`` (private, read with torch 2.13). `torch.export.load`
 evaluates text that it finds in a file: sizes are given to sympy, guards are compiled, operators are looked
-up by name, and example inputs may be a pickle. Here the text must be of sizes and of torch's operators,
+up by name, and example inputs may be a pickle. Here the text must be of sizes and of operators of torch or
+transformers,
 example inputs and tree specs are those of the process that asks, and a program that does not come back as it
 was is not written.
 """
@@ -27,7 +28,7 @@ from .fingerprint import program_lines
 __all__ = ["NotSaveable", "from_json", "to_json"]
 
 _OPERATOR = re.compile(
-    r"torch\.ops\.(aten|prim|prims|higher_order)\.\w+(\.\w+)?|torch\._?sym_\w+|math\.\w+|"
+    r"torch\.ops\.(aten|prim|prims|higher_order|transformers)\.\w+(\.\w+)?|torch\._?sym_\w+|math\.\w+|"
     r"_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|not_|xor|invert|getitem)"
 )
 #: Written by sympy's ``srepr`` and by torch's own functions of sizes; ``exec`` of nothing else.

@@ -9,8 +9,10 @@ model calls.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
+import importlib
 import os
 import platform
 import re
@@ -205,6 +207,10 @@ def add_installed(content: Content, classes: Sequence[type], folder: Path, named
     met = {cls.__module__ for cls in classes}
     met |= {name for name in content.modules if name.partition(".")[0] not in (own, *sys.stdlib_module_names)}
     names = _modules_of(met)
+    for name in _CALLED:
+        # Whether something has imported it says what ran before; it takes milliseconds.
+        with contextlib.suppress(ImportError):  # of another version of torch
+            importlib.import_module(name)
     for name in sorted({*names, *_CALLED, *met}):
         module = sys.modules.get(name)
         filename = getattr(module, "__file__", None)

@@ -15,12 +15,14 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree
 
+from pytest_exportcheck.cache_settings import CacheSettings
 from pytest_exportcheck.exporters.fingerprint import program_lines
 from pytest_exportcheck.exporters.serialized import NotSaveable, _read, from_json, to_json
 from pytest_exportcheck.exporters.tables import shared_tables
 from pytest_exportcheck.spec_run import SpecRun
 
 from .capture_runs import NET, Runs
+from .helpers import verdict
 from .test_conversions import judged
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -57,11 +59,11 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def test_a_second_run_captures_nothing(runs: Runs, captured: list[str], exporter: str, mode: str) -> None:
     alone = runs(exporter, mode, cache=False)
     first = runs(exporter, mode)
-    assert len(captured) == 2
+    assert len(captured) == 4
     second = runs(exporter, mode)
     assert (first["capture"], second["capture"]) == ("new", "cached")
     assert "capture" not in alone
-    assert len(captured) == 2
+    assert len(captured) == 4
     assert same(alone, first)
     assert same(first, second)
     assert second["outputs"], "the numbers were run again"
@@ -108,6 +110,44 @@ def test_operators_of_others_are_not_kept(tmp_path: Path) -> None:
     assert record["capture"] == "new"
     assert record["capture_not_kept"]
     assert not runs.entries()
+
+
+def test_operators_of_transformers_are_kept(tmp_path: Path, captured: list[str]) -> None:
+    pytest.importorskip("transformers.integrations.moe")
+    source = NET.replace("import os\n", "import os\n    import transformers.integrations.moe\n", 1).replace(
+        "self.scale(x)",
+        "torch.ops.transformers.grouped_mm_fallback(self.scale(x), self.linear.weight[None], "
+        "torch.full((1,), x.shape[0], dtype=torch.int32))",
+    )
+    runs = Runs(tmp_path, source)
+    first, second = runs(), runs()
+    assert len(captured) == 1
+    assert (first["capture"], second["capture"]) == ("new", "cached")
+    assert second["fx_nodes"] == first["fx_nodes"]
+    (entry,) = runs.entries()
+    program = json.loads(zipfile.ZipFile(entry).read("program.json"))
+    targets = [node["target"] for node in program["graph_module"]["graph"]["nodes"]]
+    assert "torch.ops.transformers.grouped_mm_fallback.default" in targets
+
+
+def test_a_capture_leaves_the_key_of_the_next_one_as_it_is(tmp_path: Path, captured: list[str]) -> None:
+    """torch.export copies lists of a module, which then shares none; dynamo marks `Module` for good."""
+    source = NET.replace(
+        "self.steps = [1, 2]", "self.steps = [1, 2]; self.also = (self.steps, {'all': self.steps})"
+    )
+    runs = Runs(tmp_path, source)
+    cases = [
+        ("torch-export", "none"),
+        ("torch-export-strict", "none"),
+        ("torch-export", "torch"),
+        ("onnx-dynamo", "none"),
+    ]
+    for wanted in ("new", "cached"):
+        run = SpecRun(runs.spec, True, CacheSettings(runs.folder, 10**9))
+        records = [verdict(run, *case)[2] for case in cases]
+        run.close()
+        assert [record["capture"] for record in records] == [wanted] * 4
+        assert len(captured) == 4
 
 
 def test_a_failure_is_never_kept(tmp_path: Path, captured: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pytest_exportcheck.checks.remains import TraceRemains
+from pytest_exportcheck.exporters.containers import SharedContainers
 
 from .helpers import make_run, verdict
 
@@ -113,3 +115,76 @@ def test_only_what_a_trace_has_is_taken_out() -> None:
     assert not hasattr(net, "new")
     assert net.kept == 3
     assert TraceRemains(net).take_out() == []
+
+
+SHARED = """
+    SCALES = [1.0]
+
+
+    class Inner(nn.Module):
+        def __init__(self, scales, table):
+            super().__init__()
+            self.scales, self.table = scales, table
+
+        def forward(self, x):
+            return x * self.scales[0] * self.table["gain"][0] * SCALES[0]
+
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scales, self.table = SCALES, {"gain": [2.0]}
+            self.pairs = ([1, 2], {"a": (3, [4])})
+            self.again = self.pairs
+            self.inner = Inner(self.scales, self.table)
+
+        def forward(self, x):
+            self.scales[0] = x.shape[0]
+            self.table["gain"][0] = x.shape[1]
+            return self.inner(x)
+
+
+    def build_model():
+        return Net()
+
+
+    def calls():
+        return [((torch.ones(n, 2 * n),), {}) for n in (2, 3)]
+"""
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "torch-export-strict", "onnx-dynamo"])
+def test_a_module_shares_its_lists_and_tables_after_the_export_as_before(
+    tmp_path: Path, exporter: str
+) -> None:
+    run = make_run(tmp_path, SHARED)
+    for _ in range(2):
+        stage, error, record = verdict(run, exporter)
+        assert stage == "pass", error
+        assert record["warnings"] == []
+    model = run.observe("cpu", "float32", "none").model
+    module = sys.modules[type(model).__module__]
+    assert model.scales is model.inner.scales is module.SCALES
+    assert model.table is model.inner.table
+    assert model.again is model.pairs
+
+
+def test_what_holds_something_else_is_left_as_it_is() -> None:
+    module = torch.nn.Module()
+    changed, written, grown, gone = [1, [2]], {"a": [1]}, [3], [4]
+    module.changed, module.written, module.grown, module.gone = changed, written, grown, gone
+    containers = SharedContainers(module)
+    module.changed = [1, [2, 3]]
+    module.written, module.grown = {"a": [1]}, [3]
+    written["a"].append(2)  # As a trace does: the copies hold what was there before it.
+    written["b"] = [3]
+    grown[:] = [5, 6]
+    del module.gone
+    containers.put_back()
+    assert module.changed == [1, [2, 3]]
+    assert module.changed is not changed
+    assert module.written is written
+    assert written == {"a": [1]}
+    assert module.grown is grown
+    assert grown == [3]
+    assert not hasattr(module, "gone")
