@@ -51,6 +51,8 @@ class CaptureFacts:
         Names of the user inputs; of each user output whether it is a tensor, and else its value.
     comparisons:
         Text of shapes (`dims_of`) -> comparisons of sizes in their symbols.
+    custom:
+        It has operators of `conversions.KNOWN_OPERATORS`.
     patch_calls, patch_nodes:
         What the record of its case says: calls of each patch, by the conversion too; nodes made inside it.
     tensors:
@@ -67,6 +69,7 @@ class CaptureFacts:
     tensors: dict[str, Any]
     state: list[str]
     converted: str = ""
+    custom: bool = False
     patch_calls: dict[str, int] = field(default_factory=dict)
     patch_nodes: dict[str, int] = field(default_factory=dict)
 
@@ -208,7 +211,8 @@ class CaptureCache:
             raise NotSaveable(f"comparisons of sizes cannot be read: there is no {watch.missing}")
         if watch.frozen():
             raise NotSaveable("axes became constants")
-        if others := operators_of_others(program) - KNOWN_OPERATORS:
+        operators = operators_of_others(program)
+        if others := operators - KNOWN_OPERATORS:
             raise NotSaveable(f"it has operators of {', '.join(sorted(others))}")
         weights = Weights.of(program)
         digest = graph_digest(program, watch, shapes)
@@ -238,6 +242,7 @@ class CaptureCache:
             },
             tensors=_places(weights.tensors, _tensors(model), program),
             state=sorted(program.state_dict),
+            custom=bool(operators),
         )
         return PendingCapture(key, facts, weights, data)
 

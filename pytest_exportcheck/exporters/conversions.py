@@ -161,15 +161,19 @@ class CaseConversions:
                 notes += cache.write(key, made.model, weights.tensors, decided)
         return made, _facts("new", notes)
 
-    def find(self, digest: str, settings: str, weights: Weights) -> tuple[Any, dict[str, Any]] | None:
-        """(ONNX model, facts for the record) of a program with operators of torch's only; ``None``: not made.
+    def find(
+        self, digest: str, settings: str, weights: Weights, custom: bool
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """(ONNX model, facts for the record) of a program whose capture was kept; ``None``: not made.
 
         Parameters
         ----------
         digest:
             `fingerprint.graph_digest` of the program as it was converted.
+        custom:
+            It has operators of `KNOWN_OPERATORS`.
         """
-        reach = self.reach(False)
+        reach = self.reach(custom)
         with self.aside():
             return None if reach is None else self._look_up(digest, settings, weights, reach, True)[0]
 

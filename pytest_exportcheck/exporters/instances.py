@@ -15,8 +15,9 @@ __all__ = ["attributes_of", "state_of_instance"]
 #: What a process makes up: the hash of a configuration's content, with text in it (transformers 5.24).
 _OF_A_PROCESS = {"_original_object_hash"}
 
-#: Of functions: the address of a wrapper (`torch.compiler.disable`), and what is told by itself.
-_OF_A_WRAPPER = {"_torchdynamo_wrapper_id", "__wrapped__"}
+#: Of functions: the address of a wrapper (`torch.compiler.disable`), what is told by itself, and what
+#: `torch.onnx` keeps there once a conversion has asked for it.
+_OF_A_WRAPPER = {"_torchdynamo_wrapper_id", "__wrapped__", "_pt_onnx_signature"}
 
 
 def attributes_of(function: types.FunctionType) -> dict[str, Any]:

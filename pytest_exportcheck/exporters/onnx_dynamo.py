@@ -210,7 +210,8 @@ def _converted_before(request: ExportRequest, kept: KeptCapture) -> Exported | N
     if request.conversions is None or not kept.facts.converted:
         return None
     with request.stage("convert"):
-        found = request.conversions.find(kept.facts.converted, _settings(request), kept.weights)
+        then = kept.facts
+        found = request.conversions.find(then.converted, _settings(request), kept.weights, then.custom)
     if found is None:
         return None
     assert request.captures is not None

@@ -112,7 +112,10 @@ def test_operators_of_others_are_not_kept(tmp_path: Path) -> None:
     assert not runs.entries()
 
 
-def test_operators_of_transformers_are_kept(tmp_path: Path, captured: list[str]) -> None:
+@pytest.mark.parametrize(("exporter", "mode"), [("torch-export", "none"), ("onnx-dynamo", "hf")])
+def test_operators_of_transformers_are_kept(
+    tmp_path: Path, captured: list[str], exporter: str, mode: str
+) -> None:
     pytest.importorskip("transformers.integrations.moe")
     source = NET.replace("import os\n", "import os\n    import transformers.integrations.moe\n", 1).replace(
         "self.scale(x)",
@@ -120,9 +123,10 @@ def test_operators_of_transformers_are_kept(tmp_path: Path, captured: list[str])
         "torch.full((1,), x.shape[0], dtype=torch.int32))",
     )
     runs = Runs(tmp_path, source)
-    first, second = runs(), runs()
+    first, second = runs(exporter, mode), runs(exporter, mode)
     assert len(captured) == 1
     assert (first["capture"], second["capture"]) == ("new", "cached")
+    assert second.get("conversion") == ("cached" if exporter == "onnx-dynamo" else None)
     assert second["fx_nodes"] == first["fx_nodes"]
     (entry,) = runs.entries()
     program = json.loads(zipfile.ZipFile(entry).read("program.json"))
