@@ -111,8 +111,8 @@ def _ask(
             *table(found.results),
             *found.more,
             *captured(found.arguments, found.expected),
-            f"the program reads {uniform.path}, and not as eager does: a part of it, or its sizes; the observed "
-            "calls agree, as all of its values are the same in them",
+            f"the program reads {uniform.path}, but not as eager does: a row or column of it, or to no "
+            "effect; the observed calls agree, as all of its values are the same in them",
             LOOK_FOR,
             f"a call in observe.calls with values of {uniform.path} that differ shows the same; if nobody "
             f"passes such values, leave {uniform.path} out of the calls: the program has no input for it then",
@@ -213,7 +213,7 @@ class _Question:
 
     def _call(self) -> tuple[int, list[Change]]:
         """(position of the smallest call in which most can be seen, changes for it)."""
-        best, most, found = -1, (False, False, 0, 0), []
+        best, most, found = -1, (False, False, 0, 0), list[Change]()
         for position, value in self.uniform.values.items():
             call = self._graph.calls[position]
             leaves = _inputs_by_path(self._graph.shapes.complete(call))
@@ -377,4 +377,3 @@ def _hiding(change: Change, shape: Sequence[int], of: Sequence[int]) -> list[tor
         mask[tuple(index)] = False
         found.append(mask)
     return found
-

@@ -1,7 +1,7 @@
 """Inputs whose values are all equal in every observed call, and other values that are safe there.
 
-A mask of ones, lengths that are all the same, token types of zeros. Whoever reads only a part of such an input
-(``lengths[:1].expand(n)``) gets the right numbers from every call.
+A mask of ones, lengths that are all the same, token types of zeros. A program that reads only a part of
+such an input (``lengths[:1].expand(n)``) has the right numbers in every call.
 """
 
 from __future__ import annotations
@@ -133,10 +133,10 @@ def _one_value(tensor: torch.Tensor) -> Value | None:
 def changes(tensor: torch.Tensor, value: Value, sizes: Sequence[int]) -> list[Change]:
     """Other values for `tensor`, all of whose elements are `value`, the first choice first.
 
-    * A flag (0 or 1, and a float 1) is turned at the last position of the first row: padding on the right. That
-      shows nothing where later positions alone could see it, as in a causal model, so the second choice is a
-      position after which others follow. No row of a mask is ever empty then, of which eager may say anything;
-      where there is one position, nothing is changed.
+    * A flag (0 or 1, and a float 1) is turned at the last position of the first row: padding on the right.
+      That shows nothing where later positions alone could see it, as in a causal model, so the second choice
+      is a position after which others follow. No row of a mask is ever empty then, of which eager may say
+      anything: the only position of a row is turned where it is a whole 0, an index, and nowhere else.
     * Another whole number is smaller by one: within what an index, a length may be.
     * A float is moved within the range between 0 and it, a 0 to 0.25.
 
@@ -160,10 +160,11 @@ def changes(tensor: torch.Tensor, value: Value, sizes: Sequence[int]) -> list[Ch
 def _of_flag(tensor: torch.Tensor, value: Value, place: tuple[int, ...]) -> list[Change]:
     shape, real = tuple(tensor.shape), tensor.is_floating_point()
     if not shape or shape[-1] < 2:
-        # A float of one position is a factor rather than a mask.
+        # A float of one position is a factor rather than a mask, a whole 0 an index.
         if real:
             return [Change(place, value * _SMALLER)]
-        return [] if shape else [Change(place, type(value)(1 - value))] * _is_safe(tensor, value)
+        index = value == 0 and tensor.dtype is not torch.bool
+        return [Change(place, type(value)(1 - value))] * ((index or not shape) and _is_safe(tensor, value))
     if not real and not _is_safe(tensor, value):
         return []
     other = type(value)(1 - value)

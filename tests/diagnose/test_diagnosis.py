@@ -286,3 +286,17 @@ def test_an_input_that_the_program_does_not_read(tmp_path: Path) -> None:
         "no step differs with the observed values: the program does not read an input"
     )
     assert "not reproduced" not in "\n".join(found.lines())
+
+
+def test_an_input_of_which_the_program_reads_a_part(tmp_path: Path) -> None:
+    part = LOST.replace("return x * 2", "return x * 2 * mask[:1]")
+    assert part != LOST
+    found = explain(make_run(tmp_path, part), "torch-export")
+    assert found.stage == "compare"
+    assert found.message.startswith(
+        "the program does not follow eager where not all values of mask are equal"
+    )
+    assert found.verdict.startswith(
+        "no step differs with the observed values: all values of an input are equal"
+    )
+    assert "not reproduced" not in "\n".join(found.lines())

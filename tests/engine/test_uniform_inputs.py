@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_exportcheck import pipeline
 from pytest_exportcheck.checks import uniform, uniform_values
 from pytest_exportcheck.checks.uniform_values import Change, changed_arguments, changes
 
+from .capture_runs import Runs
 from .helpers import make_run, verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations inside the exporters
@@ -166,7 +168,9 @@ def test_a_program_that_reads_a_part_fails_at_compare(what: str, exporter: str, 
     stage, error, record = verdict(make_run(tmp_path, net(right, given, wrong)), exporter)
     assert stage == "compare", (error, record.get("uniform_inputs"))
     assert error is not None
-    assert error.message.startswith("the program does not follow eager where not all values of given are equal")
+    assert error.message.startswith(
+        "the program does not follow eager where not all values of given are equal"
+    )
     assert f" with {tried} in call 1 of 2" in error.message
     assert uniform.is_uniform(error.message)
     assert any(line.startswith("output ") and "FAIL" in line for line in error.details)
@@ -204,7 +208,11 @@ RIGHT = {
     "token types": ("return self.lin(x + self.table(given))", TYPES, "agrees"),
     "a number": ("return self.lin(x) * given", "torch.tensor(2.5)", "agrees"),
     "a whole number": ("return self.lin(x) * given", "torch.tensor(3)", "agrees"),
-    "a mean": ("return (self.lin(x) * given.unsqueeze(-1)).sum(1) / given.sum(1, keepdim=True)", ONES, "agrees"),
+    "a mean": (
+        "return (self.lin(x) * given.unsqueeze(-1)).sum(1) / given.sum(1, keepdim=True)",
+        ONES,
+        "agrees",
+    ),
     "minus infinity": (
         "return self.lin(x).sum(-1).masked_fill(given == 0, float('-inf'))",
         ONES,
@@ -313,7 +321,9 @@ def test_only_positions_count_that_the_spec_compares(tmp_path: Path) -> None:
 
 def test_an_input_that_varies_is_not_asked(tmp_path: Path) -> None:
     given = "torch.arange(n * m).reshape(n, m) % 2"
-    stage, error, record = verdict(make_run(tmp_path, net("return self.lin(x) * given.unsqueeze(-1)", given)), "torch-export")
+    stage, error, record = verdict(
+        make_run(tmp_path, net("return self.lin(x) * given.unsqueeze(-1)", given)), "torch-export"
+    )
     assert stage == "pass", error
     assert "uniform_inputs" not in record
 
@@ -356,10 +366,16 @@ def test_no_more_inputs_than_six_are_changed(tmp_path: Path) -> None:
     assert stage == "pass", error
     entries = record["uniform_inputs"]
     assert [entry.get("result") for entry in entries] == ["agrees"] * 6 + [None] * 2
-    assert entries[7] == {"path": "masks.7", "values": "1.0", "not_judged": "no more than 6 inputs are changed"}
+    assert entries[7] == {
+        "path": "masks.7",
+        "values": "1.0",
+        "not_judged": "no more than 6 inputs are changed",
+    }
 
 
-def test_eager_and_the_program_are_run_once_for_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eager_and_the_program_are_run_once_for_an_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
     judge = uniform._Question._one
 
@@ -372,17 +388,31 @@ def test_eager_and_the_program_are_run_once_for_an_input(tmp_path: Path, monkeyp
     assert asked == ["given"]
 
 
-@pytest.mark.parametrize("exporter", PROGRAMS)
-def test_a_cached_conversion_is_asked_too(exporter: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("exporter", "kept"), [("torch-export", "capture"), ("onnx-dynamo", "conversion")])
+def test_a_program_from_the_cache_is_asked_too(
+    kept: str, exporter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The numbers are the check, whoever made the program."""
-    from pytest_exportcheck.checks import uniform as module
+    right, wrong, given, tried = WRONG["nothing of a mask of attention"]
+    faulty, good = tmp_path / "faulty", tmp_path / "good"
+    for folder, body in ((faulty, wrong), (good, right)):
+        folder.mkdir()
+        runs = Runs(folder, net(right, given, body))
+        with monkeypatch.context() as before:
+            # As a version without this check has kept it.
+            before.setattr(pipeline, "check_uniform_inputs", lambda *rest: None)
+            assert runs(exporter)[kept] == "new"
+        monkeypatch.setattr(pipeline, "_run_anew", _not_again)
+        stage, error, record = runs.judge(exporter)
+        monkeypatch.undo()
+        assert record[kept] == "cached"
+        (entry,) = record["uniform_inputs"]
+        assert (entry["tried"], entry["result"]) == (tried, "differs" if folder == faulty else "agrees")
+        assert stage == ("compare" if folder == faulty else "pass"), error
 
-    right, wrong, given, tried = WRONG["first row of a mask of attention"]
-    del module
-    for _ in range(2):
-        stage, error, _ = verdict(make_run(tmp_path, net(right, given, wrong)), exporter)
-        assert stage == "compare", error
-        assert tried in str(error)
+
+def _not_again(run: Any, case: Any, stages: Any, record: Any, failure: Any) -> None:
+    raise failure
 
 
 # values
@@ -394,6 +424,8 @@ def test_a_cached_conversion_is_asked_too(exporter: str, tmp_path: Path) -> None
         (torch.ones(2, 5, dtype=torch.int64), [((0, 4), 0), ((0, 1), 0)]),
         (torch.ones(2, 2, dtype=torch.int64), [((0, 1), 0)]),
         (torch.ones(2, 1, dtype=torch.int64), []),
+        (torch.zeros(2, 1, dtype=torch.int64), [((0, 0), 1)]),
+        (torch.zeros(2, 1, dtype=torch.bool), []),
         (torch.ones(5, dtype=torch.bool), [((4,), False), ((1,), False)]),
         (torch.zeros(2, 5, dtype=torch.bool), [((0, 4), True), ((0, 1), True)]),
         (torch.ones(2, 3, 4, dtype=torch.int32), [((0, 2, 3), 0), ((0, 2, 1), 0)]),
