@@ -115,7 +115,7 @@ def _ask(
             "effect; the observed calls agree, as all of its values are the same in them",
             LOOK_FOR,
             f"a call in observe.calls with values of {uniform.path} that differ shows the same; if nobody "
-            f"passes such values, leave {uniform.path} out of the calls: the program has no input for it then",
+            f"passes such values, leave {uniform.path} out of the calls: no program has an input for it then",
         ],
     )
 
