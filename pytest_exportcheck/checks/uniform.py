@@ -1,4 +1,4 @@
-"""Inputs whose values never vary within a call: the program follows eager where one of them does.
+"""Inputs whose values never vary within a call, or not along an axis: the program follows eager there too.
 
 With a mask of ones in every call, a program that reads its first column, or adds 0 times the mask, has the
 right numbers, at every size. So eager and the program are asked once with one value changed
@@ -36,7 +36,10 @@ from .writes import WriteWatch
 __all__ = ["check_uniform_inputs", "is_uniform"]
 
 #: How the message of such a failure begins.
-_UNIFORM = "the program does not follow eager where not all values of "
+_UNIFORM = "the program does not follow eager where "
+
+#: What is said where they differ at the hidden position alone.
+_ELSEWHERE = "agrees elsewhere"
 
 #: Of so many inputs, no more.
 _MOST = 6
@@ -56,7 +59,7 @@ def check_uniform_inputs(
     record: dict[str, Any],
     captured: Callable[[Mapping[str, Any], Leaves], list[str]],
 ) -> None:
-    """Change one value of each input whose values are equal within every call, in eager and in the program.
+    """Change a value of each input whose values are equal in every call, or along an axis, in both.
 
     To be called when the program agrees with eager on every observed call.
 
@@ -86,11 +89,14 @@ def check_uniform_inputs(
             elif number >= _MOST:
                 entry["not_judged"] = f"no more than {_MOST} inputs are changed"
             else:
-                _ask(_Question(spec, graph, target, session, tolerances, each), entry, captured)
+                _ask(_Question(spec, graph, target, session, tolerances, each), entry, record, captured)
 
 
 def _ask(
-    question: _Question, entry: dict[str, Any], captured: Callable[[Mapping[str, Any], Leaves], list[str]]
+    question: _Question,
+    entry: dict[str, Any],
+    record: dict[str, Any],
+    captured: Callable[[Mapping[str, Any], Leaves], list[str]],
 ) -> None:
     answer = question.ask()
     if answer.tried:
@@ -99,12 +105,16 @@ def _ask(
         entry["not_judged"] = answer.refusal
     else:
         entry["result"] = answer.result
+    if answer.result == _ELSEWHERE:
+        record.setdefault("warnings", []).append(
+            f"with {answer.tried} the program agrees with eager, but for what is at the position that it hides"
+        )
     found = answer.difference
     if found is None:
         return
     uniform = question.uniform
     raise CompareError(
-        f"{_UNIFORM}{uniform.path} are equal, as they are in every observed call ({uniform.text}): "
+        f"{_UNIFORM}{uniform.otherwise}, as in no observed call{_of_values(uniform)}: "
         f"{_summary(found.results, question.tolerances)} ({question.session.description} against eager) with "
         f"{answer.tried} in call {found.position + 1} of {found.calls}",
         details=[
@@ -112,12 +122,16 @@ def _ask(
             *found.more,
             *captured(found.arguments, found.expected),
             f"the program reads {uniform.path}, but not as eager does: a row or column of it, or to no "
-            "effect; the observed calls agree, as all of its values are the same in them",
+            "effect; the observed calls agree, as its values are equal in them",
             LOOK_FOR,
             f"a call in observe.calls with values of {uniform.path} that differ shows the same; if nobody "
             f"passes such values, leave {uniform.path} out of the calls: no program has an input for it then",
         ],
     )
+
+
+def _of_values(uniform: Uniform) -> str:
+    return f" (there {uniform.text})" if uniform.values else ""
 
 
 @dataclass(frozen=True)
@@ -203,7 +217,7 @@ class _Question:
             if places and one.agrees_with(places, self):
                 # Where a mask hides a position, its own outputs may be anything, if others show the mask.
                 if one.moved(places):
-                    return _Answer(tried, "agrees elsewhere")
+                    return _Answer(tried, _ELSEWHERE)
                 hidden = hidden or (tried, one, arguments)
                 continue
             return self._difference(tried, one, arguments, given, position)
@@ -214,12 +228,12 @@ class _Question:
     def _call(self) -> tuple[int, list[Change]]:
         """(position of the smallest call in which most can be seen, changes for it)."""
         best, most, found = -1, (False, False, 0, 0), list[Change]()
-        for position, value in self.uniform.values.items():
+        for position in self.uniform.positions:
             call = self._graph.calls[position]
             leaves = _inputs_by_path(self._graph.shapes.complete(call))
             tensor = leaves[self.uniform.path]
             sizes = [n for leaf in leaves.values() if isinstance(leaf, torch.Tensor) for n in leaf.shape]
-            wanted = changes(tensor, value, sizes)
+            wanted = changes(self.uniform, position, tensor, sizes)
             own = self.uniform.path not in self._graph.shapes.missing(call)
             rows = bool(tensor.dim()) and tensor.shape[0] > 1
             rank = (own, rows, len(wanted), -tensor.numel())
@@ -366,14 +380,15 @@ def _hiding(change: Change, shape: Sequence[int], of: Sequence[int]) -> list[tor
     found = []
     for axes in itertools.permutations(range(len(of)), len(shape)):
         *rows, axis = axes
-        at = change.index[-1] - (shape[-1] - of[axis])
-        if at < 0 or of[axis] > shape[-1] or any(of[a] != n for a, n in zip(rows, shape, strict=False)):
+        start = change.index[-1] - (shape[-1] - of[axis])
+        stop = start + change.count
+        if stop <= 0 or of[axis] > shape[-1] or any(of[a] != n for a, n in zip(rows, shape, strict=False)):
             continue
         mask = torch.ones(tuple(of), dtype=torch.bool)
         index: list[Any] = [slice(None)] * len(of)
         for a, i in zip(rows, change.index, strict=False):
             index[a] = i
-        index[axis] = at
+        index[axis] = slice(max(start, 0), stop)
         mask[tuple(index)] = False
         found.append(mask)
     return found

@@ -1,14 +1,14 @@
-"""Inputs whose values are all equal in every observed call, and other values that are safe there.
+"""Inputs whose values are equal in every call, all or along an axis, and other values that are safe there.
 
-A mask of ones, lengths that are all the same, token types of zeros. A program that reads only a part of
-such an input (``lengths[:1].expand(n)``) has the right numbers in every call.
+A mask of ones, lengths that are all the same, token types of zeros, positions that are the same in each row. A
+program that reads but a part of such an input (``lengths[:1].expand(n)``) has the right numbers in each call.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch.utils import _pytree
@@ -35,21 +35,40 @@ _SMALLER, _FROM_ZERO = 0.75, 0.25
 
 @dataclass(frozen=True)
 class Uniform:
-    """An input with one value throughout each observed call.
+    """An input with one value throughout each observed call, or along an axis.
 
     Attributes
     ----------
     values:
-        Position of a call -> the value there.
+        Position of a call -> the value there. Of an input that has several, empty.
+    axes:
+        Of such an input: along which nothing varies in any call.
+    positions:
+        The calls that can be changed.
     """
 
     path: str
     values: Mapping[int, Value]
+    axes: tuple[int, ...]
+    positions: tuple[int, ...]
 
     @property
     def text(self) -> str:
-        """``1``, or ``7, 9`` where calls differ."""
-        return ", ".join(dict.fromkeys(map(str, self.values.values())))
+        """``1``, or ``7, 9`` where calls differ, or ``equal along axis 0``."""
+        if self.values:
+            return ", ".join(dict.fromkeys(map(str, self.values.values())))
+        return f"equal along {_listed(self.axes)}"
+
+    @property
+    def otherwise(self) -> str:
+        """What no observed call has: ``not all values of mask are equal``."""
+        if self.values:
+            return f"not all values of {self.path} are equal"
+        return f"{self.path} varies along {_listed(self.axes)}"
+
+
+def _listed(axes: Sequence[int]) -> str:
+    return f"{'axis' if len(axes) == 1 else 'axes'} {' and '.join(map(str, axes))}"
 
 
 @dataclass(frozen=True)
@@ -59,22 +78,31 @@ class Change:
     Attributes
     ----------
     index:
-        Where it is.
+        Where it is: of the first of `count` elements along the last axis.
     hidden:
-        Whether the place may count as padding then: a flag of one position of one row.
+        Whether the place may count as padding then: a flag in one row.
     """
 
     index: tuple[int, ...]
     value: Value
     hidden: bool = False
+    count: int = 1
+
+    @property
+    def place(self) -> tuple[int | slice, ...]:
+        """What a tensor is indexed with."""
+        if self.count == 1:
+            return self.index
+        return (*self.index[:-1], slice(self.index[-1], self.index[-1] + self.count))
 
     def text(self, path: str) -> str:
-        """``mask[0, 6] = 0``."""
-        return f"{path}{list(self.index) if self.index else ''} = {self.value}"
+        """``mask[0, 6] = 0``, ``mask[0, 6:9] = 0``."""
+        parts = [str(i) if isinstance(i, int) else f"{i.start}:{i.stop}" for i in self.place]
+        return f"{path}[{', '.join(parts)}] = {self.value}" if parts else f"{path} = {self.value}"
 
 
 def find_uniform(graph: GraphObservation) -> list[Uniform]:
-    """Every such input: whole numbers and flags first, each kind in the order of the signature."""
+    """Every such input: those of one value first, whole numbers and flags before others."""
     known = graph.answers.get(_KEY)
     if known is None:
         known = graph.answers[_KEY] = _find(graph)
@@ -84,34 +112,67 @@ def find_uniform(graph: GraphObservation) -> list[Uniform]:
 _KEY = "uniform inputs"
 
 
+@dataclass
+class _Seen:
+    """What the calls up to now show of one input.
+
+    Attributes
+    ----------
+    values:
+        Position -> the value throughout; ``None``: some call has several.
+    axes:
+        Along which nothing varied; ``None`` before the first call.
+    shown:
+        Axes that were longer than 1.
+    various:
+        Positions of the calls with several values.
+    """
+
+    values: dict[int, Value] | None = field(default_factory=dict)
+    axes: set[int] | None = None
+    shown: set[int] = field(default_factory=set)
+    various: list[int] = field(default_factory=list)
+    several: bool = False
+    real: bool = False
+
+    def add(self, position: int, tensor: torch.Tensor) -> bool:
+        """Whether it may still be such an input."""
+        if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
+            return False
+        self.real = tensor.is_floating_point()
+        value = _one_value(tensor)
+        if value is None:
+            self.values = None
+            self.various.append(position)
+        elif self.values is not None:
+            self.values[position] = value
+        self.several |= tensor.numel() > 1
+        axes = set(range(tensor.dim())) if self.axes is None else self.axes
+        self.shown |= {axis for axis in axes if tensor.shape[axis] > 1}
+        self.axes = {axis for axis in axes if value is not None or _is_equal_along(tensor, axis)}
+        return self.values is not None or bool(self.axes)
+
+    def uniform(self, path: str) -> Uniform | None:
+        if self.values:
+            # A single value that differs from call to call has shown what depends on it.
+            told = not self.several and len({*self.values.values()}) > 1
+            return None if told else Uniform(path, self.values, (), tuple(self.values))
+        axes = tuple(sorted((self.axes or set()) & self.shown))
+        return Uniform(path, {}, axes, tuple(self.various)) if axes and self.various else None
+
+
 def _find(graph: GraphObservation) -> list[Uniform]:
-    found: dict[str, dict[int, Value]] = {leaf.path: {} for leaf in graph.shapes.tensors()}
-    several: set[str] = set()
-    floats = set()
+    found = {leaf.path: _Seen() for leaf in graph.shapes.tensors()}
     for position, call in enumerate(graph.calls):
         if not found:
             break
         leaves = _by_path(graph.shapes.complete(call))
         for path in list(found):
             leaf = leaves.get(path)
-            if not isinstance(leaf, torch.Tensor) or not leaf.numel():
-                continue
-            value = _one_value(leaf)
-            if value is None:
+            if isinstance(leaf, torch.Tensor) and leaf.numel() and not found[path].add(position, leaf):
                 del found[path]
-                continue
-            found[path][position] = value
-            if leaf.numel() > 1:
-                several.add(path)
-            if leaf.is_floating_point():
-                floats.add(path)
-    # A single value that differs from call to call has shown what depends on it.
-    kept = [
-        Uniform(path, values)
-        for path, values in found.items()
-        if values and (path in several or len({*values.values()}) == 1)
-    ]
-    return sorted(kept, key=lambda each: each.path in floats)
+    kept = [(each, found[path].real) for path in found if (each := found[path].uniform(path)) is not None]
+    return [each for each, _ in sorted(kept, key=lambda pair: (not pair[0].values, pair[1]))]
 
 
 def _by_path(arguments: Mapping[str, object]) -> dict[str, object]:
@@ -120,8 +181,6 @@ def _by_path(arguments: Mapping[str, object]) -> dict[str, object]:
 
 def _one_value(tensor: torch.Tensor) -> Value | None:
     """The value of all its elements; ``None`` if they differ, or it is no finite number."""
-    if tensor.dtype not in _DTYPES or tensor.layout is not torch.strided:
-        return None
     first = tensor[(0,) * tensor.dim()]
     # Most tensors are told by two elements.
     if not bool(first == tensor[(-1,) * tensor.dim()]) or not bool((tensor == first).all()):
@@ -130,15 +189,30 @@ def _one_value(tensor: torch.Tensor) -> Value | None:
     return value if math.isfinite(value) else None
 
 
-def changes(tensor: torch.Tensor, value: Value, sizes: Sequence[int]) -> list[Change]:
-    """Other values for `tensor`, all of whose elements are `value`, the first choice first.
+def _is_equal_along(tensor: torch.Tensor, axis: int) -> bool:
+    if tensor.shape[axis] < 2:
+        return True
+    first, last = tensor.select(axis, 0), tensor.select(axis, -1)
+    corner = (0,) * first.dim()
+    if not bool(first[corner] == last[corner]):
+        return False
+    return bool((tensor == tensor.narrow(axis, 0, 1)).all())
+
+
+def changes(uniform: Uniform, position: int, tensor: torch.Tensor, sizes: Sequence[int]) -> list[Change]:
+    """Other values for `tensor`, which is the input in a call, the first choice first.
+
+    Of one value throughout:
 
     * A flag (0 or 1, and a float 1) is turned at the last position of the first row: padding on the right.
       That shows nothing where later positions alone could see it, as in a causal model, so the second choice
-      is a position after which others follow. No row of a mask is ever empty then, of which eager may say
-      anything: the only position of a row is turned where it is a whole 0, an index, and nowhere else.
+      is a position after which others follow; the third is a part of the row, as one sample of many may not
+      count. No row of a mask is ever empty then, of which eager may say anything: the only position of a row
+      is turned where it is a whole 0, an index, and nowhere else.
     * Another whole number is smaller by one: within what an index, a length may be.
     * A float is moved within the range between 0 and it, a 0 to 0.25.
+
+    Where nothing varies along an axis, the last element of the first row gets the value of another one.
 
     Parameters
     ----------
@@ -148,6 +222,9 @@ def changes(tensor: torch.Tensor, value: Value, sizes: Sequence[int]) -> list[Ch
     shape = tuple(tensor.shape)
     last = tuple(size - 1 for size in shape)
     place = (0, *last[1:]) if len(shape) > 1 else last
+    if not uniform.values:
+        return _of_others(tensor, place)
+    value = uniform.values[position]
     if value in (0, 1) and not (tensor.is_floating_point() and value == 0):
         return _of_flag(tensor, value, place)
     if tensor.is_floating_point():
@@ -167,16 +244,40 @@ def _of_flag(tensor: torch.Tensor, value: Value, place: tuple[int, ...]) -> list
         return [Change(place, type(value)(1 - value))] * ((index or not shape) and _is_safe(tensor, value))
     if not real and not _is_safe(tensor, value):
         return []
-    other = type(value)(1 - value)
-    found = [Change(place, other, hidden=len(shape) <= 2)]
+    other, hidden, part = type(value)(1 - value), len(shape) <= 2, shape[-1] // 3
+    found = [Change(place, other, hidden)]
     if shape[-1] > 2:
-        found.append(Change((*place[:-1], 1), other, hidden=len(shape) <= 2))
+        found.append(Change((*place[:-1], 1), other, hidden))
+    if part > 1:
+        found.append(Change((*place[:-1], shape[-1] - part), other, hidden, part))
     return found
 
 
 def _is_safe(tensor: torch.Tensor, value: Value) -> bool:
     """Whether 1 instead of 0 may be given: a GPU checks an index by an assertion that ends the process."""
     return not (tensor.is_cuda and tensor.dtype is not torch.bool and value == 0)
+
+
+def _of_others(tensor: torch.Tensor, place: tuple[int, ...]) -> list[Change]:
+    """A value of the same row, or else of another one: whatever it means, it is one that was given."""
+    lane = tensor[place[:-1]]
+    if bool(((tensor == 0) | (tensor == 1)).all()):
+        # Of flags both stay in a row that has both.
+        last = lane[-1]
+        if int((lane == last).sum()) < 2:
+            others = (lane != last).nonzero().flatten()
+            if len(others) < 2:
+                return []
+            place = (*place[:-1], int(others[-1]))
+        return [Change(place, type(last.item())(1 - tensor[place].item()))]
+    here = tensor[place]
+    others = lane[lane != here]
+    if not len(others):
+        others = tensor[tensor != here]
+    others = others[others.isfinite()] if tensor.is_floating_point() else others
+    if not len(others) or not bool(here.isfinite()):
+        return []
+    return [Change(place, others[-1].item())]
 
 
 def changed_arguments(arguments: Mapping[str, object], path: str, change: Change) -> dict[str, object]:
@@ -187,7 +288,7 @@ def changed_arguments(arguments: Mapping[str, object], path: str, change: Change
         for at, (found, leaf) in enumerate(flatten_with_paths(value, name)):
             if found == path and isinstance(leaf, torch.Tensor):
                 other = leaf.detach().clone(memory_format=torch.contiguous_format)
-                other[change.index] = change.value
+                other[change.place] = change.value
                 # What is expanded has one element for many: no layout for values that differ.
                 leaves[at] = other if 0 in leaf.stride() else in_layout_of(other, leaf)
         made[name] = _pytree.tree_unflatten(leaves, spec)

@@ -108,10 +108,12 @@ class Resize(_Open):
 
 
 class UniformInput(_Closed):
-    """An input whose values were all equal in every observed call, and what another value has shown."""
+    """An input whose values were equal in every call, all or along an axis; what another value has shown."""
 
     path: Annotated[str, Field(description="Where it is.")]
-    values: Annotated[str, Field(description="The value; several where calls differ.")]
+    values: Annotated[
+        str, Field(description="The value, several where calls differ; or `equal along axis 0`.")
+    ]
     tried: Annotated[str, Field(description="What was changed: `mask[0, 6] = 0`.")] = ""
     result: Annotated[
         Literal["", "agrees", "agrees elsewhere", "no effect", "differs"],

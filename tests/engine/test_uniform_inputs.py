@@ -10,7 +10,7 @@ import torch
 
 from pytest_exportcheck import pipeline
 from pytest_exportcheck.checks import uniform, uniform_values
-from pytest_exportcheck.checks.uniform_values import Change, changed_arguments, changes
+from pytest_exportcheck.checks.uniform_values import Change, Uniform, changed_arguments, changes
 
 from .capture_runs import Runs
 from .helpers import make_run, verdict
@@ -161,6 +161,55 @@ WRONG = {
 }
 
 
+#: The same of inputs that are equal along an axis alone; the last is what is said of it.
+PARTLY_WRONG = {
+    "first row of positions": (
+        "return self.lin(x) + torch.sin(given).unsqueeze(-1)",
+        "return self.lin(x) + torch.sin(given[:1]).unsqueeze(-1)",
+        "torch.arange(m).expand(n, m)",
+        "given[0, 6] = 5",
+        "given varies along axis 0",
+    ),
+    "first row of a mask with the same padding in all": (
+        BIDIRECTIONAL,
+        BIDIRECTIONAL.replace("given.bool()", "given[:1].bool()"),
+        "(torch.arange(m) < m - 2).long().repeat(n, 1)",
+        "given[0, 6] = 1",
+        "given varies along axis 0",
+    ),
+    "first column of a factor": (
+        "return self.lin(x * given.unsqueeze(-1))",
+        "return self.lin(x * given[:, :1].unsqueeze(-1))",
+        "(torch.arange(n) + 2.0).unsqueeze(1).repeat(1, m)",
+        "given[0, 6] = ",
+        "given varies along axis 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("exporter", PROGRAMS)
+@pytest.mark.parametrize("what", PARTLY_WRONG)
+def test_a_program_that_reads_one_of_equal_rows_fails_at_compare(
+    what: str, exporter: str, tmp_path: Path
+) -> None:
+    right, wrong, given, tried, said = PARTLY_WRONG[what]
+    for name, body in (("right", right), ("wrong", wrong)):
+        (tmp_path / name).mkdir()
+        stage, error, record = verdict(make_run(tmp_path / name, net(right, given, body)), exporter)
+        (entry,) = record["uniform_inputs"]
+        assert entry["values"] == "equal along axis " + said[-1]
+        assert entry["tried"].startswith(tried)
+        if name == "right":
+            assert stage == "pass", error
+            assert entry["result"] == "agrees"
+        else:
+            assert stage == "compare", error
+            assert error is not None
+            assert error.message.startswith(
+                f"the program does not follow eager where {said}, as in no observed"
+            )
+
+
 @pytest.mark.parametrize("exporter", PROGRAMS)
 @pytest.mark.parametrize("what", WRONG)
 def test_a_program_that_reads_a_part_fails_at_compare(what: str, exporter: str, tmp_path: Path) -> None:
@@ -219,6 +268,21 @@ RIGHT = {
         "agrees",
     ),
     "no effect": ("return self.lin(x) + (given == 77).sum()", ONES, "no effect"),
+    "rows of positions": (
+        "return self.lin(x) + torch.sin(given).unsqueeze(-1)",
+        "torch.arange(m).repeat(n, 1)",
+        "agrees",
+    ),
+    "rows of which the first is read": (
+        "return self.lin(x) + torch.sin(given[:1]).unsqueeze(-1)",
+        "torch.arange(m).repeat(n, 1)",
+        "agrees",
+    ),
+    "strides": (
+        "return self.lin(x) * (given.sum(1) // 3)[:, None, None]",
+        "torch.ones(n, 3 * m, dtype=torch.int64)",
+        "agrees",
+    ),
 }
 
 
@@ -309,6 +373,7 @@ def test_what_is_at_hidden_positions_does_not_count_where_the_mask_shows_elsewhe
     (entry,) = record["uniform_inputs"]
     assert entry["result"] == "agrees elsewhere"
     assert entry["tried"] == ("given[0, 6] = 0" if attention == BIDIRECTIONAL else "given[0, 1] = 0")
+    assert any("but for what is at the position that it hides" in line for line in record["warnings"])
 
 
 def test_only_positions_count_that_the_spec_compares(tmp_path: Path) -> None:
@@ -320,7 +385,7 @@ def test_only_positions_count_that_the_spec_compares(tmp_path: Path) -> None:
 
 
 def test_an_input_that_varies_is_not_asked(tmp_path: Path) -> None:
-    given = "torch.arange(n * m).reshape(n, m) % 2"
+    given = "torch.arange(n * m).reshape(n, m) % 5"
     stage, error, record = verdict(
         make_run(tmp_path, net("return self.lin(x) * given.unsqueeze(-1)", given)), "torch-export"
     )
@@ -442,15 +507,48 @@ def _not_again(run: Any, case: Any, stages: Any, record: Any, failure: Any) -> N
     ],
 )
 def test_other_values(tensor: torch.Tensor, expected: list[Any]) -> None:
-    found = changes(tensor, tensor.flatten()[0].item(), (4, 7))
+    uniform = Uniform("x", {0: tensor.flatten()[0].item()}, (), (0,))
+    found = [each for each in changes(uniform, 0, tensor, (4, 7)) if each.count == 1]
     assert [(each.index, each.value) for each in found] == expected
     assert all(type(each.value) is type(tensor.flatten()[0].item()) for each in found)
 
 
+def test_a_part_of_a_row_is_the_last_choice() -> None:
+    change = changes(Uniform("x", {0: 1}, (), (0,)), 0, torch.ones(2, 9, dtype=torch.int64), ())[-1]
+    assert change.text("x") == "x[0, 6:9] = 0"
+    (made,) = changed_arguments({"x": torch.ones(2, 9)}, "x", change).values()
+    assert made.tolist() == [[1.0] * 6 + [0.0] * 3, [1.0] * 9]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([0, 1, 2, 3], "x[0, 3] = 2"),
+        ([5, 5, 5, 3], "x[0, 3] = 5"),
+        ([1, 1, 0, 0], "x[0, 3] = 1"),
+        ([0, 0, 1, 1], "x[0, 3] = 0"),
+        ([0, 0, 0, 1], "x[0, 2] = 1"),
+        ([1, 1, 1, 0], "x[0, 2] = 0"),
+        ([0, 1], ""),
+    ],
+)
+def test_a_value_of_the_same_row(row: list[int], expected: str) -> None:
+    """Of flags a row that has both keeps both."""
+    found = changes(Uniform("x", {}, (0,), (0,)), 0, torch.tensor(row).expand(2, len(row)), ())
+    assert [each.text("x") for each in found] == [expected] * bool(expected)
+
+
+def test_flags_that_are_equal_in_each_row() -> None:
+    tensor = torch.tensor([[True] * 3, [False] * 3])
+    (change,) = changes(Uniform("x", {}, (1,), (0,)), 0, tensor, ())
+    assert change.text("x") == "x[0, 2] = False"
+
+
 def test_no_index_out_of_range_where_that_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uniform_values, "_is_safe", lambda tensor, value: value != 0)
-    assert changes(torch.zeros(2, 5, dtype=torch.int64), 0, ()) == []
-    assert changes(torch.ones(2, 5, dtype=torch.int64), 1, ()) != []
+    for value in (0, 1):
+        uniform = Uniform("x", {0: value}, (), (0,))
+        assert bool(changes(uniform, 0, torch.full((2, 5), value), ())) == bool(value)
 
 
 @pytest.mark.parametrize(
