@@ -107,7 +107,7 @@ def _ask(
         entry["result"] = answer.result
     if answer.result == _ELSEWHERE:
         record.setdefault("warnings", []).append(
-            f"with {answer.tried} the program agrees with eager, but for what is at the position that it hides"
+            f"with {answer.tried} the program agrees with eager, but for what is where that hides a position"
         )
     found = answer.difference
     if found is None:

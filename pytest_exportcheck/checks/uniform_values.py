@@ -1,7 +1,7 @@
 """Inputs whose values are equal in every call, all or along an axis, and other values that are safe there.
 
-A mask of ones, lengths that are all the same, token types of zeros, positions that are the same in each row. A
-program that reads but a part of such an input (``lengths[:1].expand(n)``) has the right numbers in each call.
+A mask of ones, lengths that are all the same, token types of zeros, positions that are the same in each row.
+A program that reads but a part of such an input (``lengths[:1].expand(n)``) is right in each call.
 """
 
 from __future__ import annotations

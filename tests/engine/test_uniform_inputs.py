@@ -373,7 +373,7 @@ def test_what_is_at_hidden_positions_does_not_count_where_the_mask_shows_elsewhe
     (entry,) = record["uniform_inputs"]
     assert entry["result"] == "agrees elsewhere"
     assert entry["tried"] == ("given[0, 6] = 0" if attention == BIDIRECTIONAL else "given[0, 1] = 0")
-    assert any("but for what is at the position that it hides" in line for line in record["warnings"])
+    assert any("but for what is where that hides a position" in line for line in record["warnings"])
 
 
 def test_only_positions_count_that_the_spec_compares(tmp_path: Path) -> None:
