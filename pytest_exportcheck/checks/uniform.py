@@ -114,7 +114,7 @@ def _ask(
         return
     uniform = question.uniform
     raise CompareError(
-        f"{_UNIFORM}{uniform.otherwise}, as in no observed call{_of_values(uniform)}: "
+        f"{_UNIFORM}{uniform.otherwise}: "
         f"{_summary(found.results, question.tolerances)} ({question.session.description} against eager) with "
         f"{answer.tried} in call {found.position + 1} of {found.calls}",
         details=[
@@ -128,10 +128,6 @@ def _ask(
             f"passes such values, leave {uniform.path} out of the calls: no program has an input for it then",
         ],
     )
-
-
-def _of_values(uniform: Uniform) -> str:
-    return f" (there {uniform.text})" if uniform.values else ""
 
 
 @dataclass(frozen=True)

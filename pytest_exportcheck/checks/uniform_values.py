@@ -61,10 +61,10 @@ class Uniform:
 
     @property
     def otherwise(self) -> str:
-        """What no observed call has: ``not all values of mask are equal``."""
+        """What no observed call has: ``not all values of mask are equal``, and that it has not."""
         if self.values:
-            return f"not all values of {self.path} are equal"
-        return f"{self.path} varies along {_listed(self.axes)}"
+            return f"not all values of {self.path} are equal (in every observed call they are: {self.text})"
+        return f"{self.path} varies along {_listed(self.axes)} (in no observed call it does)"
 
 
 def _listed(axes: Sequence[int]) -> str:
