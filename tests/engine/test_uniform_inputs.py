@@ -230,6 +230,14 @@ def test_a_program_that_reads_a_part_fails_at_compare(what: str, exporter: str, 
         assert any(line.startswith("the captured program is wrong too") for line in error.details)
 
 
+def test_what_torchscript_keeps_of_a_part_fails_too(tmp_path: Path) -> None:
+    right, wrong, given, tried = WRONG["first of the lengths"]
+    source = net(right, given, wrong).replace("torch.compiler.is_compiling()", "torch.jit.is_tracing()")
+    stage, error, record = verdict(make_run(tmp_path, source), "onnx-torchscript")
+    assert stage == "compare", error
+    assert record["uniform_inputs"][0]["tried"] == tried
+
+
 #: Of right programs: (the model, the input, what is known then).
 RIGHT = {
     "lengths": (BY_LENGTH, LENGTHS, "agrees"),
