@@ -244,7 +244,9 @@ def _of_flag(tensor: torch.Tensor, value: Value, place: tuple[int, ...]) -> list
         return [Change(place, type(value)(1 - value))] * ((index or not shape) and _is_safe(tensor, value))
     if not real and not _is_safe(tensor, value):
         return []
-    other, hidden, part = type(value)(1 - value), len(shape) <= 2, shape[-1] // 3
+    other, part = type(value)(1 - value), shape[-1] // 3
+    # A whole number that was 0 is a type or an index, and hides nothing.
+    hidden = len(shape) <= 2 and (value == 1 or tensor.dtype is torch.bool)
     found = [Change(place, other, hidden)]
     if shape[-1] > 2:
         found.append(Change((*place[:-1], 1), other, hidden))

@@ -520,6 +520,21 @@ def test_other_values(tensor: torch.Tensor, expected: list[Any]) -> None:
     assert all(type(each.value) is type(tensor.flatten()[0].item()) for each in found)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "hidden"),
+    [
+        (torch.ones(2, 5, dtype=torch.int64), True),
+        (torch.zeros(2, 5, dtype=torch.bool), True),
+        (torch.ones(5), True),
+        (torch.zeros(2, 5, dtype=torch.int64), False),
+        (torch.ones(2, 1, 5, 5), False),
+    ],
+)
+def test_what_may_hide_a_position(tensor: torch.Tensor, hidden: bool) -> None:
+    uniform = Uniform("x", {0: tensor.flatten()[0].item()}, (), (0,))
+    assert {each.hidden for each in changes(uniform, 0, tensor, ())} == {hidden}
+
+
 def test_a_part_of_a_row_is_the_last_choice() -> None:
     change = changes(Uniform("x", {0: 1}, (), (0,)), 0, torch.ones(2, 9, dtype=torch.int64), ())[-1]
     assert change.text("x") == "x[0, 6:9] = 0"
