@@ -223,7 +223,7 @@ class _Question:
 
     def _call(self) -> tuple[int, list[Change]]:
         """(position of the smallest call in which most can be seen, changes for it)."""
-        best, most, found = -1, (False, False, 0, 0), list[Change]()
+        best, most, found = -1, (False, False, False, 0), list[Change]()
         for position in self.uniform.positions:
             call = self._graph.calls[position]
             leaves = _inputs_by_path(self._graph.shapes.complete(call))
@@ -232,7 +232,8 @@ class _Question:
             wanted = changes(self.uniform, position, tensor, sizes)
             own = self.uniform.path not in self._graph.shapes.missing(call)
             rows = bool(tensor.dim()) and tensor.shape[0] > 1
-            rank = (own, rows, len(wanted), -tensor.numel())
+            inside = tensor.dim() < 2 or tensor.shape[-1] > 2
+            rank = (own, rows, inside, -tensor.numel())
             if wanted and (not found or rank > most):
                 best, most, found = position, rank, wanted
         return best, found

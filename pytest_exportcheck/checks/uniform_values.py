@@ -204,52 +204,60 @@ def changes(uniform: Uniform, position: int, tensor: torch.Tensor, sizes: Sequen
 
     Of one value throughout:
 
-    * A flag (0 or 1, and a float 1) is turned at the last position of the first row: padding on the right.
-      That shows nothing where later positions alone could see it, as in a causal model, so the second choice
-      is a position after which others follow; the third is a part of the row, as one sample of many may not
-      count. No row of a mask is ever empty then, of which eager may say anything: the only position of a row
-      is turned where it is a whole 0, an index, and nowhere else.
+    * A flag (0 or 1, and a float 1) is turned: no row of a mask is ever empty then, of which eager may say
+      anything. The only position of a row is turned where it is a whole 0, an index, and nowhere else.
     * Another whole number is smaller by one: within what an index, a length may be.
     * A float is moved within the range between 0 and it, a 0 to 0.25.
 
-    Where nothing varies along an axis, the last element of the first row gets the value of another one.
+    Where nothing varies along an axis, an element gets the value of another one of its row.
+
+    The first choice is the last position of the first row, padding on the right. That shows nothing where
+    later positions alone could see it, as in a causal model, or where another input hides it. So the second
+    choice is in the last row, a position after which others follow. The third one, of flags, is a part of the
+    first row: one sample of many may not count.
 
     Parameters
     ----------
     sizes:
         Of all axes in the call: a single number that is one of them may be bound to be.
     """
-    shape = tuple(tensor.shape)
-    last = tuple(size - 1 for size in shape)
-    place = (0, *last[1:]) if len(shape) > 1 else last
+    places = _places(tuple(tensor.shape))
     if not uniform.values:
-        return _of_others(tensor, place)
+        return list(dict.fromkeys(change for place in places for change in _of_others(tensor, place)))
     value = uniform.values[position]
     if value in (0, 1) and not (tensor.is_floating_point() and value == 0):
-        return _of_flag(tensor, value, place)
+        return _of_flag(tensor, value, places)
     if tensor.is_floating_point():
-        return [Change(place, value * _SMALLER if value else _FROM_ZERO)]
+        return [Change(place, value * _SMALLER if value else _FROM_ZERO) for place in places]
     if value < 0 or (tensor.numel() == 1 and value in sizes):
         return []
-    return [Change(place, int(value) - 1)]
+    return [Change(place, int(value) - 1) for place in places]
 
 
-def _of_flag(tensor: torch.Tensor, value: Value, place: tuple[int, ...]) -> list[Change]:
-    shape, real = tuple(tensor.shape), tensor.is_floating_point()
+def _places(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Where a value may be changed: at the end of the first row; inside the last one."""
+    last = tuple(size - 1 for size in shape)
+    if len(shape) < 2:
+        return list(dict.fromkeys([last, tuple(min(at, 1) for at in last)]))
+    inside = (last[0], *(size // 2 for size in shape[1:-1]), min(last[-1], 1))
+    return list(dict.fromkeys([(0, *last[1:]), inside]))
+
+
+def _of_flag(tensor: torch.Tensor, value: Value, places: Sequence[tuple[int, ...]]) -> list[Change]:
+    shape, real, place = tuple(tensor.shape), tensor.is_floating_point(), places[0]
     if not shape or shape[-1] < 2:
         # A float of one position is a factor rather than a mask, a whole 0 an index.
         if real:
-            return [Change(place, value * _SMALLER)]
-        index = value == 0 and tensor.dtype is not torch.bool
-        return [Change(place, type(value)(1 - value))] * ((index or not shape) and _is_safe(tensor, value))
+            return [Change(place, value * _SMALLER) for place in places]
+        index = (value == 0 and tensor.dtype is not torch.bool) or not shape
+        known = index and _is_safe(tensor, value)
+        return [Change(place, type(value)(1 - value)) for place in places if known]
     if not real and not _is_safe(tensor, value):
         return []
     other, part = type(value)(1 - value), shape[-1] // 3
     # A whole number that was 0 is a type or an index, and hides nothing.
     hidden = len(shape) <= 2 and (value == 1 or tensor.dtype is torch.bool)
-    found = [Change(place, other, hidden)]
-    if shape[-1] > 2:
-        found.append(Change((*place[:-1], 1), other, hidden))
+    found = [Change(each, other, hidden) for each in places]
     if part > 1:
         found.append(Change((*place[:-1], shape[-1] - part), other, hidden, part))
     return found
