@@ -41,6 +41,8 @@ _UNIFORM = "the program does not follow eager where "
 #: What is said where they differ at the hidden position alone.
 _ELSEWHERE = "agrees elsewhere"
 
+_AGREES = ("agrees", _ELSEWHERE)
+
 #: Of so many inputs, no more.
 _MOST = 6
 
@@ -204,22 +206,37 @@ class _Question:
             except _NoAnswer as reason:
                 refusals.append(f"{tried}: {reason}")
                 continue
-            if all(each.ok for each in one.results):
-                if one.moved(()):
-                    return _Answer(tried, "agrees")
-                unseen = unseen or _Answer(tried, "no effect")
-                continue
-            places = _places(one, change, shape) if change.hidden else {}
-            if places and one.agrees_with(places, self):
-                # Where a mask hides a position, its own outputs may be anything, if others show the mask.
-                if one.moved(places):
-                    return _Answer(tried, _ELSEWHERE)
+            result = one.result(change, shape)
+            if result in _AGREES:
+                return _Answer(tried, result)
+            if result == "no effect":
+                unseen = unseen or _Answer(tried, result)
+            elif result == "hidden":
                 hidden = hidden or (tried, one, arguments)
-                continue
-            return self._difference(tried, one, arguments, given, position)
+            else:
+                as_mask = self._as_mask(change, given, known, shape)
+                return as_mask or self._difference(tried, one, arguments, given, position)
         if hidden is not None:
             return self._difference(*hidden, given, position)
         return unseen or _Answer(refusal=refusals[0])
+
+    def _as_mask(
+        self, change: Change, given: Mapping[str, Any], known: Leaves, shape: Sequence[int]
+    ) -> _Answer | None:
+        """Where the program agrees with eager, if 0 is what a mask adds to scores.
+
+        Then there is one other value, minus infinity, and nobody says what eager makes of a third
+        (`torch.nn.TransformerEncoder` hides whatever is not 0).
+        """
+        masked = change.as_mask()
+        if masked is None:
+            return None
+        try:
+            one = self._one(changed_arguments(given, self.uniform.path, masked), known)
+        except _NoAnswer:
+            return None
+        result = one.result(masked, shape)
+        return _Answer(masked.text(self.uniform.path), result) if result in _AGREES else None
 
     def _call(self) -> tuple[int, list[Change]]:
         """(position of the smallest call in which most can be seen, changes for it)."""
@@ -314,6 +331,17 @@ class _Compared:
     eager: MovedEager
     tolerances: Tolerances
 
+    def result(self, change: Change, shape: Sequence[int]) -> str:
+        """As in `_Answer`; ``hidden``: they differ where `change` hides a position, and nowhere else anything
+        is seen of it."""
+        if all(each.ok for each in self.results):
+            return "agrees" if self.moved(()) else "no effect"
+        places = _places(self, change, shape) if change.hidden else {}
+        if not places or not self.agrees_at(places):
+            return "differs"
+        # Where a mask hides a position, its own outputs may be anything, if others show the mask.
+        return _ELSEWHERE if self.moved(places) else "hidden"
+
     def moved(self, places: Mapping[str, torch.Tensor] | tuple[()]) -> bool:
         """Whether the change is seen in what eager returns, at `places` where there are any."""
         paths = {path for path, _ in self.known}
@@ -324,10 +352,10 @@ class _Compared:
         fits = {p: w for p, w in masks.items() if w.shape == _shape(dict(self.known).get(p))}
         return not all(each.ok for each in compare_leaves(now, self.known, self.tolerances, fits))
 
-    def agrees_with(self, places: Mapping[str, torch.Tensor], question: _Question) -> bool:
+    def agrees_at(self, places: Mapping[str, torch.Tensor]) -> bool:
         """Whether the program agrees with eager at `places`."""
         where = {**self.where, **places}
-        results = compare_rounded(self.expected, self.got, question.tolerances, where, self.eager)
+        results = compare_rounded(self.expected, self.got, self.tolerances, where, self.eager)
         return all(each.ok for each in results)
 
 

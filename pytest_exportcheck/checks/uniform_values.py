@@ -81,12 +81,15 @@ class Change:
         Where it is: of the first of `count` elements along the last axis.
     hidden:
         Whether the place may count as padding then: a flag in one row.
+    additive:
+        Whether it is a float that was 0.
     """
 
     index: tuple[int, ...]
     value: Value
     hidden: bool = False
     count: int = 1
+    additive: bool = False
 
     @property
     def place(self) -> tuple[int | slice, ...]:
@@ -94,6 +97,10 @@ class Change:
         if self.count == 1:
             return self.index
         return (*self.index[:-1], slice(self.index[-1], self.index[-1] + self.count))
+
+    def as_mask(self) -> Change | None:
+        """The same place hidden, where a 0 may be what a mask adds to scores."""
+        return Change(self.index, -math.inf, hidden=len(self.index) <= 2) if self.additive else None
 
     def text(self, path: str) -> str:
         """``mask[0, 6] = 0``, ``mask[0, 6:9] = 0``."""
@@ -228,7 +235,8 @@ def changes(uniform: Uniform, position: int, tensor: torch.Tensor, sizes: Sequen
     if value in (0, 1) and not (tensor.is_floating_point() and value == 0):
         return _of_flag(tensor, value, places)
     if tensor.is_floating_point():
-        return [Change(place, value * _SMALLER if value else _FROM_ZERO) for place in places]
+        other = value * _SMALLER if value else _FROM_ZERO
+        return [Change(place, other, additive=not value) for place in places]
     if value < 0 or (tensor.numel() == 1 and value in sizes):
         return []
     return [Change(place, int(value) - 1) for place in places]
@@ -284,8 +292,7 @@ def _of_others(tensor: torch.Tensor, place: tuple[int, ...]) -> list[Change]:
     others = lane[lane != here]
     if not len(others):
         others = tensor[tensor != here]
-    others = others[others.isfinite()] if tensor.is_floating_point() else others
-    if not len(others) or not bool(here.isfinite()):
+    if not len(others):
         return []
     return [Change(place, others[-1].item())]
 

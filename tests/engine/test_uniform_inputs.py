@@ -383,6 +383,52 @@ def test_what_is_at_hidden_positions_does_not_count_where_the_mask_shows_elsewhe
     assert any("but for what is where that hides a position" in line for line in record["warnings"])
 
 
+ENCODER = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, 2)
+
+        def forward(self, x, given):
+            if {wrong} and torch.compiler.is_compiling():
+                given = torch.zeros_like(given) + 0 * given[:1]
+            return self.layers(x, src_key_padding_mask=given)
+
+
+    def build_model():
+        torch.manual_seed(0)
+        return Net().eval()
+
+
+    def calls():
+        g = torch.Generator().manual_seed(0)
+        return [((torch.randn(n, m, 4, generator=g), {given}), {{}}) for n, m in ((2, 7), (4, 9))]
+"""
+
+
+@pytest.mark.parametrize("exporter", PROGRAMS)
+def test_an_encoder_of_torch_that_computes_only_what_is_not_hidden(exporter: str, tmp_path: Path) -> None:
+    """Its fast path, which no program has: zeros at hidden positions, and any float but 0 hides one."""
+    for name, given, tried in (
+        ("flags", "torch.zeros(n, m, dtype=torch.bool)", "given[0, 6] = True"),
+        ("floats", "torch.zeros(n, m)", "given[0, 6] = -inf"),
+    ):
+        (tmp_path / name).mkdir()
+        run = make_run(tmp_path / name, ENCODER.format(given=given, wrong=False))
+        stage, error, record = verdict(run, exporter)
+        assert stage == "pass", error
+        (entry,) = record["uniform_inputs"]
+        assert (entry["tried"], entry["result"]) == (tried, "agrees elsewhere")
+
+
+def test_an_encoder_of_torch_without_its_mask(tmp_path: Path) -> None:
+    run = make_run(tmp_path, ENCODER.format(given="torch.zeros(n, m)", wrong=True))
+    stage, error, record = verdict(run, "torch-export")
+    assert stage == "compare", error
+    assert record["uniform_inputs"][0]["tried"] == "given[0, 6] = 0.25"
+
+
 def test_only_positions_count_that_the_spec_compares(tmp_path: Path) -> None:
     source = net("return self.lin(x * given.unsqueeze(-1))", ONES, "return self.lin(x) + 0 * given.sum()")
     run = make_run(tmp_path, source, "compare: {output: {where: given}}\n")
