@@ -29,6 +29,9 @@ _DTYPES = frozenset(
     ]
 )
 
+#: How many values of a row a text has.
+_SHOWN = 4
+
 #: What a number becomes that is no flag: well within the range of what was seen.
 _SMALLER, _FROM_ZERO = 0.75, 0.25
 
@@ -73,12 +76,14 @@ def _listed(axes: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """One other value.
+    """Another value.
 
     Attributes
     ----------
     index:
         Where it is: of the first of `count` elements along the last axis.
+    value:
+        For each of these elements one, or one for all.
     hidden:
         Whether the place may count as padding then: a flag in one row.
     additive:
@@ -86,7 +91,7 @@ class Change:
     """
 
     index: tuple[int, ...]
-    value: Value
+    value: Value | tuple[int, ...]
     hidden: bool = False
     count: int = 1
     additive: bool = False
@@ -103,9 +108,12 @@ class Change:
         return Change(self.index, -math.inf, hidden=len(self.index) <= 2) if self.additive else None
 
     def text(self, path: str) -> str:
-        """``mask[0, 6] = 0``, ``mask[0, 6:9] = 0``."""
+        """``mask[0, 6] = 0``, ``mask[0, 6:9] = 0``, ``positions[0, 0:9] = 0, 0, 1, 2, ...``."""
         parts = [str(i) if isinstance(i, int) else f"{i.start}:{i.stop}" for i in self.place]
-        return f"{path}[{', '.join(parts)}] = {self.value}" if parts else f"{path} = {self.value}"
+        value = str(self.value)
+        if isinstance(self.value, tuple):
+            value = ", ".join([*map(str, self.value[:_SHOWN]), *["..."] * (len(self.value) > _SHOWN)])
+        return f"{path}[{', '.join(parts)}] = {value}" if parts else f"{path} = {value}"
 
 
 def find_uniform(graph: GraphObservation) -> list[Uniform]:
@@ -216,7 +224,8 @@ def changes(uniform: Uniform, position: int, tensor: torch.Tensor, sizes: Sequen
     * Another whole number is smaller by one: within what an index, a length may be.
     * A float is moved within the range between 0 and it, a 0 to 0.25.
 
-    Where nothing varies along an axis, an element gets the value of another one of its row.
+    Where nothing varies along an axis, an element gets the value of another one of its row; a row that counts
+    does so from the next number on, or begins with the same number twice, as left padding does.
 
     The first choice is the last position of the first row, padding on the right. That shows nothing where
     later positions alone could see it, as in a causal model, or where another input hides it. So the second
@@ -279,6 +288,10 @@ def _is_safe(tensor: torch.Tensor, value: Value) -> bool:
 def _of_others(tensor: torch.Tensor, place: tuple[int, ...]) -> list[Change]:
     """A value of the same row, or else of another one: whatever it means, it is one that was given."""
     lane = tensor[place[:-1]]
+    whole = lane.dtype is not torch.bool and not lane.is_floating_point()
+    # Two of them, 0 and 1, are flags.
+    if whole and len(lane) > 2 and bool((lane.diff() == 1).all()):
+        return _of_positions(lane, place[:-1])
     if bool(((tensor == 0) | (tensor == 1)).all()):
         # Of flags both stay in a row that has both.
         last = lane[-1]
@@ -297,6 +310,14 @@ def _of_others(tensor: torch.Tensor, place: tuple[int, ...]) -> list[Change]:
     return [Change(place, others[-1].item())]
 
 
+def _of_positions(lane: torch.Tensor, row: tuple[int, ...]) -> list[Change]:
+    """A row that counts, after one more position; or after one that is padding."""
+    low, count = int(lane[0]), len(lane)
+    made = [tuple(range(low + 1, low + 1 + count))] if not lane.is_cuda else []
+    made.append((low, *range(low, low + count - 1)))
+    return [Change((*row, 0), values, count=count) for values in made]
+
+
 def changed_arguments(arguments: Mapping[str, object], path: str, change: Change) -> dict[str, object]:
     """`arguments` with the change in the tensor at `path`."""
     made = {}
@@ -305,7 +326,8 @@ def changed_arguments(arguments: Mapping[str, object], path: str, change: Change
         for at, (found, leaf) in enumerate(flatten_with_paths(value, name)):
             if found == path and isinstance(leaf, torch.Tensor):
                 other = leaf.detach().clone(memory_format=torch.contiguous_format)
-                other[change.place] = change.value
+                made_of = change.value
+                other[change.place] = other.new_tensor(made_of) if isinstance(made_of, tuple) else made_of
                 # What is expanded has one element for many: no layout for values that differ.
                 leaves[at] = other if 0 in leaf.stride() else in_layout_of(other, leaf)
         made[name] = _pytree.tree_unflatten(leaves, spec)

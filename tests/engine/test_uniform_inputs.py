@@ -167,7 +167,7 @@ PARTLY_WRONG = {
         "return self.lin(x) + torch.sin(given).unsqueeze(-1)",
         "return self.lin(x) + torch.sin(given[:1]).unsqueeze(-1)",
         "torch.arange(m).expand(n, m)",
-        "given[0, 6] = 5",
+        "given[0, 0:7] = 1, 2, 3, 4, ...",
         "given varies along axis 0",
     ),
     "first row of a mask with the same padding in all": (
@@ -591,7 +591,9 @@ def test_a_part_of_a_row_is_the_last_choice() -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ([0, 1, 2, 3], "x[0, 3] = 2"),
+        ([0, 1, 2, 3], "x[0, 0:4] = 1, 2, 3, 4"),
+        ([4, 5, 6, 7, 8], "x[0, 0:5] = 5, 6, 7, 8, ..."),
+        ([3, 2, 1, 0], "x[0, 3] = 1"),
         ([5, 5, 5, 3], "x[0, 3] = 5"),
         ([1, 1, 0, 0], "x[0, 3] = 1"),
         ([0, 0, 1, 1], "x[0, 3] = 0"),
@@ -604,7 +606,16 @@ def test_a_value_of_the_same_row(row: list[int], expected: str) -> None:
     """Of flags a row that has both keeps both."""
     found = changes(Uniform("x", {}, (0,), (0,)), 0, torch.tensor(row).expand(2, len(row)), ())
     assert [each.text("x") for each in found[:1]] == [expected] * bool(expected)
-    assert all(each.index[0] == 1 for each in found[1:])
+    assert all(each.count > 1 or each.index[0] == 1 for each in found[1:])
+
+
+def test_positions_within_those_that_were_given_where_others_are_refused() -> None:
+    tensor = torch.arange(4).repeat(2, 1)
+    uniform = Uniform("x", {}, (0,), (0,))
+    change = changes(uniform, 0, tensor, ())[1]
+    assert change.text("x") == "x[0, 0:4] = 0, 0, 1, 2"
+    (made,) = changed_arguments({"x": tensor}, "x", change).values()
+    assert made.tolist() == [[0, 0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_flags_that_are_equal_in_each_row() -> None:
