@@ -22,6 +22,7 @@ from .checks.own import load_own
 from .checks.remains import TraceRemains
 from .checks.sizes import check_other_sizes
 from .checks.state import Held, differences, kept_gradients, model_state
+from .checks.uniform import check_uniform_inputs
 from .errors import (
     ComparisonError,
     ConvertError,
@@ -470,6 +471,8 @@ def _run_observed(
             check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
         if (read := inputs_by_output(exported, request, session)) is not None:
             check_unread_inputs(spec, graph, session, read, tolerances, record, captured.at)
+        by_any = None if read is None else frozenset[str]().union(*read.values())
+        check_uniform_inputs(spec, graph, session, by_any, tolerances, record, captured.at)
         stages("resize")
         captures = request.captures
         try:

@@ -34,7 +34,15 @@ from .numbers import Leaves, _inputs_by_path, _run, _summary
 from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
 
-__all__ = ["check_unread_inputs", "inputs_by_output", "is_unread", "refuse_baked_inputs"]
+__all__ = [
+    "LOOK_FOR",
+    "check_unread_inputs",
+    "copied_target",
+    "inputs_by_output",
+    "is_unread",
+    "refuse_baked_inputs",
+    "undisturbed",
+]
 
 #: How the message of such a failure begins.
 _UNREAD = "no output of the program depends on "
@@ -49,7 +57,7 @@ _MOST = 4
 #: depend on most inputs first. In a decoder each layer's keys have a set of their own.
 _SETS, _TRIES = 8, 2
 
-_LOOK_FOR = (
+LOOK_FOR = (
     "look for code that asks whether the model is exported (torch.compiler.is_compiling, "
     "torch.compiler.is_exporting, torch.jit.is_tracing, torch.onnx.is_in_onnx_export), and for values that "
     "become Python numbers"
@@ -270,7 +278,7 @@ def _judge_unread(
                 *table(first.results),
                 *captured(first.arguments, first.expected),
                 "the observed calls agree, as no value there makes a difference in them",
-                _LOOK_FOR,
+                LOOK_FOR,
             ],
         )
     unused = [path for path in unread if not asked[path].read]
@@ -297,10 +305,10 @@ def _judge_dropped(
     for path, known in read.items():
         outputs.setdefault(tuple(each for each in inputs if each not in known), []).append(path)
     sets = sorted((each for each in outputs if each), key=len)[:_SETS]
-    target = _copied(graph) if sets else None
+    target = copied_target(graph) if sets else None
     if not isinstance(target, Target):
         return
-    with _undisturbed():
+    with undisturbed():
         for paths in sets:
             position = next(filter(None.__ne__, (_call_to_change(graph, path) for path in paths)), None)
             if position is None:
@@ -323,7 +331,7 @@ def _judge_dropped(
                     *table(found.results),
                     *captured(found.arguments, found.expected),
                     "the observed calls agree, as no value there makes a difference in them",
-                    _LOOK_FOR,
+                    LOOK_FOR,
                 ],
             )
 
@@ -351,7 +359,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Random numbers go on as they would; nothing is compiled for these values; no warnings."""
     with kept_generators(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -366,7 +374,7 @@ def _ask(
     tolerances: Tolerances,
 ) -> dict[str, _Asked]:
     """By path."""
-    target = _copied(graph)
+    target = copied_target(graph)
     if isinstance(target, str):
         return dict.fromkeys(unread, _Asked(refusal=target))
     by_call: dict[int, list[str]] = {}
@@ -377,14 +385,14 @@ def _ask(
             asked[path] = _Asked(refusal="there is no value of it in any call")
         else:
             by_call.setdefault(position, []).append(path)
-    with _undisturbed():
+    with undisturbed():
         for position, paths in by_call.items():
             question = _Question(spec, graph.calls[position], target, graph, session, tolerances)
             asked.update(question.ask(paths))
     return asked
 
 
-def _copied(graph: GraphObservation) -> Target | str:
+def copied_target(graph: GraphObservation) -> Target | str:
     """What one call leaves in the model stays in a copy of it; or why there is none."""
     weights = {id(each): each for each in graph.target.module.parameters()}
     try:

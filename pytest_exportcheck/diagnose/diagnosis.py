@@ -14,6 +14,7 @@ import torch
 from ..cases import CaseId
 from ..checks.inputs import is_unread
 from ..checks.numbers import tolerances_of
+from ..checks.uniform import is_uniform
 from ..errors import ExportCheckError
 from ..exporters.base import Exporter, target_of
 from ..exporters.registry import load_exporter
@@ -47,6 +48,11 @@ _BEFORE = ("load", "observe", "patch", "shapes")
 _UNREAD_VERDICT = (
     "no step differs with the observed values: the program does not read an input, and the message says with "
     "which other values that shows"
+)
+
+_UNIFORM_VERDICT = (
+    "no step differs with the observed values: all values of an input are equal in them, and the program "
+    "does not read it as eager does; the message says with which other value that shows"
 )
 
 _TRANSLATING = re.compile(r"Error when translating node %(\w+)")
@@ -225,6 +231,8 @@ def diagnose(
             found.verdict = ladder.verdict
             if not ladder.guilty and is_unread(found.message):
                 found.verdict = _UNREAD_VERDICT
+            if not ladder.guilty and is_uniform(found.message):
+                found.verdict = _UNIFORM_VERDICT
             found.line = line_of(ladder.error)
             _look_at_nodes(found, subject, ladder, clock)
             _look_at_pieces(found, subject, ladder, clock)

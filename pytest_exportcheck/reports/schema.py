@@ -110,6 +110,23 @@ class Resize(_Open):
     failed: Annotated[str, Field(description="The size at which it failed.")] = ""
 
 
+class UniformInput(_Closed):
+    """An input whose values were equal in every call, all or along an axis; what another value has shown."""
+
+    path: Annotated[str, Field(description="Where it is.")]
+    values: Annotated[
+        str, Field(description="The value, several where calls differ; or `equal along axis 0`.")
+    ]
+    tried: Annotated[str, Field(description="What was changed: `mask[0, 6] = 0`.")] = ""
+    result: Annotated[
+        Literal["", "agrees", "agrees elsewhere", "no effect", "differs"],
+        Field(
+            description="The program against eager then; elsewhere: but for the position that the mask hides."
+        ),
+    ] = ""
+    not_judged: Annotated[str, Field(description="Why nothing is known; empty where something is.")] = ""
+
+
 class Patches(_Open):
     """The patches of the case's mode during the export."""
 
@@ -219,6 +236,10 @@ class Record(_Open):
     ] = []
     unused_inputs_not_judged: Annotated[
         list[str], Field(description="Those of them of which is not known whether eager depends on them.")
+    ] = []
+    uniform_inputs: Annotated[
+        list[UniformInput],
+        Field(description="Inputs of one value in every call: the program and eager at another value."),
     ] = []
     outputs: Annotated[list[Output], Field(description="Compared with eager, worst call of each.")] = []
     rounding: Annotated[

@@ -302,3 +302,17 @@ def test_axes_that_became_constants_are_named_as_the_failure_names_them() -> Non
     assert found.verdict.startswith(f"guilty: torch.export refuses the model: {said}")
     found = diagnose(subject, ExportError("onnx-dynamo refuses the model: ValueError: no"), Clock(1e6))
     assert "Constraints violated" in found.verdict
+
+
+def test_an_input_of_which_the_program_reads_a_part(tmp_path: Path) -> None:
+    part = LOST.replace("return x * 2", "return x * 2 * mask[:1]")
+    assert part != LOST
+    found = explain(make_run(tmp_path, part), "torch-export")
+    assert found.stage == "compare"
+    assert found.message.startswith(
+        "the program does not follow eager where not all values of mask are equal"
+    )
+    assert found.verdict.startswith(
+        "no step differs with the observed values: all values of an input are equal"
+    )
+    assert "not reproduced" not in "\n".join(found.lines())

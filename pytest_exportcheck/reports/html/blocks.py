@@ -42,6 +42,7 @@ _MORE = {
     "example": "exported with",
     "specialised": "became constants",
     "unused_inputs": "unused inputs",
+    "uniform_inputs": "inputs of one value",
     "resize": "other sizes",
     "rounding": "agrees by rounding",
     "captured": "captured program",
