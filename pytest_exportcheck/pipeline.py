@@ -171,7 +171,7 @@ def _export(
                     kwargs,
                     arguments,
                     answer,
-                    parts_of(mode),
+                    parts_of(mode, observation.model),
                     watch,
                     graph.shapes,
                     input_paths,

@@ -20,7 +20,17 @@ from ..errors import PatchError
 from ..spec.names import suggest
 from ..tracebacks import one_line
 
-__all__ = ["LOADED", "MISSING", "Patch", "Source", "module_loaded", "name_of", "nearest", "resolve"]
+__all__ = [
+    "LOADED",
+    "MISSING",
+    "MODELING",
+    "Patch",
+    "Source",
+    "module_loaded",
+    "name_of",
+    "nearest",
+    "resolve",
+]
 
 #: No attribute of that name.
 MISSING: Any = object()
@@ -117,12 +127,13 @@ class Patch:
 Source = Callable[[Any, str], "list[Patch]"]
 
 
-_MODELING = re.compile(r"transformers\.models\.\w+\.\w+")
+#: The module of a model of transformers that a dotted path leads into.
+MODELING = re.compile(r"transformers\.models\.\w+\.\w+")
 
 
 def module_loaded(target: str) -> bool:
     """False for a target in a model's module that nothing has imported: no model can reach it."""
-    match = _MODELING.match(target)
+    match = MODELING.match(target)
     return match is None or match.group(0) in sys.modules
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from types import FunctionType, ModuleType
 from typing import Any
+
+import torch
 
 from .base import PatchMode
 from .engine import active_patches
 from .modes import PatchList
 from .none import NoPatches
-from .patch import Patch
+from .patch import MODELING, Patch
 
 __all__ = ["Reach", "parts_of", "reach_of"]
 
@@ -63,10 +67,15 @@ def reach_of(mode: PatchMode, *, custom_operators: bool) -> Reach | None:
     )
 
 
-def parts_of(mode: PatchMode) -> dict[str, Any] | None:
-    """The patches in place now, by name, and what each does; ``None`` for a mode that cannot tell."""
+def parts_of(mode: PatchMode, model: torch.nn.Module) -> dict[str, Any] | None:
+    """The patches in place now, by name, and what each does; ``None`` for a mode that cannot tell.
+
+    Those that transformers has for modules of other models than `model` are left out: they are in place if
+    anything has imported such a module, which says what ran before.
+    """
     if type(mode).apply not in (NoPatches.apply, PatchList.apply):
         return None
+    reached = _modules_reached(model)
     return {
         patch.name: {
             "target": patch.target,
@@ -77,7 +86,40 @@ def parts_of(mode: PatchMode) -> dict[str, Any] | None:
             "rewritten": None if patch.rewritten is None else patch.rewritten.func,
         }
         for patch in active_patches()
+        if reached is None or _module_of_another(patch) in (None, *reached)
     }
+
+
+def _module_of_another(patch: Patch) -> str | None:
+    """The module of a model that a patch of transformers' own is for; ``None`` for all other patches."""
+    found = MODELING.match(patch.target)
+    own = str(getattr(patch.replacement, "__module__", "")).partition(".")[0] == "transformers"
+    return found.group(0) if found is not None and own else None
+
+
+def _modules_reached(model: torch.nn.Module) -> set[str] | None:
+    """Modules of models of transformers that the code of `model` is in, or names something of; ``None``: any,
+    where its code may ask transformers for them.
+    """
+    stack = [cls.__module__ for part in model.modules() for cls in type(part).__mro__]
+    seen: set[str] = set()
+    while stack:
+        name = stack.pop()
+        top = name.partition(".")[0]
+        if name in seen or top in ("torch", "builtins", "typing") or name not in sys.modules:
+            continue
+        seen.add(name)
+        if top == "transformers" and MODELING.match(name) is None:
+            continue  # It serves all models, and has names of none but in passing.
+        for value in list(vars(sys.modules[name]).values()):
+            if isinstance(value, ModuleType):
+                if value.__name__.partition(".")[0] == "transformers" and top != "transformers":
+                    return None
+                stack.append(value.__name__)
+            else:
+                kind = value if isinstance(value, (type, FunctionType)) else type(value)
+                stack.append(str(kind.__module__))
+    return {found.group(0) for name in seen if (found := MODELING.match(name)) is not None}
 
 
 def _is_of_models(patch: Patch) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,8 @@ from pytest_exportcheck.cache_settings import CacheSettings
 from pytest_exportcheck.exporters.fingerprint import program_lines
 from pytest_exportcheck.exporters.serialized import NotSaveable, _read, from_json, to_json
 from pytest_exportcheck.exporters.tables import shared_tables
+from pytest_exportcheck.patches.hf import HfPatches
+from pytest_exportcheck.patches.patch import MODELING
 from pytest_exportcheck.spec_run import SpecRun
 
 from .capture_runs import NET, Runs
@@ -152,6 +156,19 @@ def test_a_capture_leaves_the_key_of_the_next_one_as_it_is(tmp_path: Path, captu
         run.close()
         assert [record["capture"] for record in records] == [wanted] * 4
         assert len(captured) == 4
+
+
+def test_patches_of_other_models_are_no_part_of_the_key(runs: Runs, captured: list[str]) -> None:
+    """transformers' own exporter imports all modules that it has patches for: then these are in place."""
+    names = [MODELING.match(patch.target) for patch in HfPatches().patches(None, "torch")]
+    others = {name.group(0) for name in names if name is not None} - sys.modules.keys()
+    assert others, "everything is imported already"
+    first = runs("torch-export", "hf")
+    importlib.import_module(min(others))
+    second = runs("torch-export", "hf")
+    assert second["patches"]["active"] > first["patches"]["active"]
+    assert (first["capture"], second["capture"]) == ("new", "cached")
+    assert len(captured) == 1
 
 
 def test_a_failure_is_never_kept(tmp_path: Path, captured: list[str]) -> None:
