@@ -33,6 +33,7 @@ def run_new(source: str, output: Path | None, auto_classes: Sequence[str], force
         click.echo(f"{path}: warning: {warning}", err=True)
     if made.observed:
         click.echo(f"{path}: its calls are observed; next: pytest --exportcheck {path} --update-shapes")
+        click.echo("what fails there is a finding about the export; docs/failures.md explains each stage")
         return 0
     click.echo(f"{path}: written, but its calls cannot be observed yet: correct them", err=True)
     return 1

@@ -72,7 +72,8 @@ class RunReports:
             if (moved := self.comparison.moved()) is not None:
                 errors.append(
                     f"--baseline {self._baseline.name} has {moved[0]}, this run has {moved[1]}, and they "
-                    "have no case in common: specs are named from pytest's rootdir, see --rootdir"
+                    "have no case in common: specs are named from pytest's rootdir, see --rootdir "
+                    "(paths behind a space move it: write --exportcheck-report=PATH)"
                 )
             elif not self.comparison.compared and not selection.get("unfinished"):
                 errors.append(

@@ -1,7 +1,8 @@
 """A program that is wrong in the padded calls and in no other: it does not read the mask, or otherwise.
 
 Asked after a failure only. That the calls fall apart in this way may be chance, as they differ in sizes too:
-so one of them is made once more with nothing masked.
+so one of them is made once more with nothing masked. Where all calls are padded that call alone is asked, and
+the program must answer it as before.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..exporters.base import plain_copy
 from ..observe.observation import GraphObservation
 from ..pytrees import clone_tree, flatten_with_paths
 from ..spec import ModelSpec
-from .compare import Tolerances
+from .compare import Tolerances, compare_leaves
 from .moving import kept_generators
 from .numbers import Leaves, _inputs_by_path, _only_padding
 from .padding import rules_of_call
@@ -96,14 +97,27 @@ class _Calls:
         got = self._answer(dict(arguments))
         return self._same(arguments, expected, got, MovedEager(target, lambda: arguments))
 
+    def unread(self, position: int, masks: Sequence[str]) -> bool:
+        """Whether the program answers the same to all ones in `masks`."""
+        arguments = self.arguments[position]
+        got, other = (self._answer(each) for each in (dict(arguments), _with_ones(arguments, masks)))
+        where = rules_of_call(self._spec, _inputs_by_path(arguments), got, "compare")
+        return all(each.ok for each in compare_leaves(got, other, self._tolerances, where))
+
     def _same(self, arguments: Mapping[str, Any], expected: Leaves, got: Leaves, eager: MovedEager) -> bool:
         where = rules_of_call(self._spec, _inputs_by_path(arguments), expected, "compare")
         return all(each.ok for each in compare_rounded(expected, got, self._tolerances, where, eager))
 
 
 def _lines(calls: _Calls) -> list[str]:
+    padded = {path: each for path, each in calls.padded().items() if any(each)}
+    apart = {path: each for path, each in padded.items() if not all(each)}
+    return _told_apart(calls, apart) or _in_every_call(calls, [path for path in padded if path not in apart])
+
+
+def _told_apart(calls: _Calls, padded: dict[str, list[bool]]) -> list[str]:
+    """Of masks that have zeros in some calls and none in others."""
     # Nothing is run where no mask tells calls apart, nor when none does any more.
-    padded = {path: each for path, each in calls.padded().items() if any(each) and not all(each)}
     count = len(calls.arguments)
     agrees: list[bool] = []
     while padded and len(agrees) < count:
@@ -120,6 +134,24 @@ def _lines(calls: _Calls) -> list[str]:
         f"the calls with zeros in {', '.join(masks)} differ ({differ} of {count}), those with ones only "
         f"agree ({count - differ} of {count}), and call {first + 1} agrees too with ones there"
     ]
+
+
+def _in_every_call(calls: _Calls, masks: list[str]) -> list[str]:
+    """Of masks that have zeros in every call: no call shows what the program makes of ones.
+
+    That one agrees with ones is not enough: where 1 means "left out", ones hide other faults.
+    So its answer must be the one that it gave to the mask with zeros, too.
+    """
+    count = len(calls.arguments)
+    if not masks or any(calls.agrees(position, masks) is not False for position in range(count)):
+        return []
+    for some in [[each] for each in masks] + ([masks] if len(masks) > 1 else []):
+        if calls.unread(0, some) and calls.agrees_unmasked(0, some):
+            names = ", ".join(some)
+            if count == 1:
+                return [f"the only call has zeros in {names} and differs; it agrees with ones there"]
+            return [f"all {count} calls have zeros in {names} and differ; call 1 agrees with ones there"]
+    return []
 
 
 def _is_mask(value: Any) -> bool:

@@ -330,12 +330,13 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         "mask not read",
         "the program does not read the mask, or reads it otherwise than eager does: it is wrong in the "
-        "padded calls and right in all others",
+        "padded calls and right without padding",
         "look for code that asks whether a mask is all ones, or whether the model is exported, and leaves it "
         "out then (--diagnose names the first wrong node and the module); for masks of transformers try the "
         "patch mode transformers, for rows that mask everything the mode torch "
         "(patch_modes: [none, transformers, torch])",
-        pattern=r"the calls with zeros in [^\n]* differ \(\d+ of \d+\), those with ones only agree",
+        pattern=r"the calls with zeros in [^\n]* differ \(\d+ of \d+\), those with ones only agree|"
+        r"zeros in [^\n]* and differs?; (?:call 1|it) agrees with ones there",
         # NaN is of rows without a position: the row above.
         test=lambda e: re.search(_NAN, e.text) is None,
     ),

@@ -194,7 +194,10 @@ def test_new_says_where_it_wrote_and_what_the_observation_warns_of(
     assert main(["new", "gpt2", "-o", str(spec)]) == 0
     said = capsys.readouterr()
     assert said.err.splitlines() == [f"{spec}: warning: one", f"{spec}: warning: two"]
-    assert said.out.startswith(f"{spec}: its calls are observed")
+    assert said.out.splitlines() == [
+        f"{spec}: its calls are observed; next: pytest --exportcheck {spec} --update-shapes",
+        "what fails there is a finding about the export; docs/failures.md explains each stage",
+    ]
     assert main(["new", "--all", str(tmp_path / "all"), "--type", "gpt2"]) == 0
     said = capsys.readouterr()
     written = tmp_path / "all" / "gpt2.yaml"

@@ -145,6 +145,10 @@ def test_what_was_found_counts(evidence: Evidence, expected: list[str]) -> None:
         ("they differ only where attention_mask is 0", "compare", "float32", True, "padded positions"),
         ("the calls with zeros in mask differ (1 of 2), those with ones only agree (1 of 2), and call 2 "
          "agrees too with ones there", "compare", "float32", True, "mask not read"),
+        ("all 2 calls have zeros in mask and differ; call 1 agrees with ones there", "compare", "float32",
+         True, "mask not read"),
+        ("the only call has zeros in mask and differs; it agrees with ones there", "compare", "float32", True,
+         "mask not read"),
         ("dynamic axes of a GRU became constants", "export", "float32", False,
          "recurrent layer after another export"),
         # A fresh process fails too: no history is to blame.

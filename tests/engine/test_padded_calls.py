@@ -64,7 +64,8 @@ def net(body: str, masks: str, name: str = "attention_mask") -> str:
 
 def told(error: ExportCheckError | None) -> list[str]:
     assert error is not None
-    return [line for line in error.details if line.startswith("the calls with zeros in ")]
+    starts = ("the calls with zeros in ", "all 3 calls have zeros in ", "the only call has zeros in ")
+    return [line for line in error.details if line.startswith(starts)]
 
 
 def causes(error: ExportCheckError | None) -> list[str]:
@@ -95,10 +96,79 @@ def test_calls_that_a_mask_tells_apart(
     assert causes(error) == ["mask not read"]
 
 
+ALL = "all 3 calls have zeros in {} and differ; call 1 agrees with ones there"
+
+
+@pytest.mark.parametrize(
+    ("exporter", "body", "stage"),
+    [
+        ("torch-export", CAPTURE, "compare"),
+        (
+            "torch-export",
+            f"if torch.compiler.is_exporting():\n    mask = torch.ones_like(mask)\n{READS}",
+            "compare",
+        ),
+        ("onnx-dynamo", CAPTURE, "export"),
+        ("onnx-torchscript", TRACED, "compare"),
+    ],
+    ids=["capture", "ones", "capture for ONNX", "trace"],
+)
+def test_all_calls_are_padded(tmp_path: Path, exporter: str, body: str, stage: str) -> None:
+    found, error, _ = verdict(make_run(tmp_path, net(body, "padded, padded, padded")), exporter)
+    assert found == stage, error
+    assert told(error) == [ALL.format("attention_mask")]
+    assert causes(error) == ["mask not read"]
+
+
+def test_the_only_call_is_padded(tmp_path: Path) -> None:
+    made = net(CAPTURE, "padded,").replace("sizes = ((2, 7), (4, 9), (3, 5))", "sizes = ((2, 7),)")
+    found, error, _ = verdict(make_run(tmp_path, made), "torch-export")
+    assert found == "compare", error
+    assert told(error) == ["the only call has zeros in attention_mask and differs; it agrees with ones there"]
+    assert causes(error) == ["mask not read"]
+
+
+def test_of_two_masks_the_one_that_is_not_read(tmp_path: Path) -> None:
+    made = net(CAPTURE, "padded, padded, padded")
+    made = made.replace("(self, x, attention_mask)", "(self, x, attention_mask, head_mask)")
+    made = made.replace("mask = attention_mask", "mask, x = attention_mask, x * head_mask")
+    made = made.replace("mask(n, m)), {})", "mask(n, m), torch.tensor([1.0, 0, 1, 1])), {})")
+    found, error, _ = verdict(make_run(tmp_path, made), "torch-export")
+    assert found == "compare", error
+    assert told(error) == [ALL.format("attention_mask")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"{READS} + (1 if torch.compiler.is_exporting() else 0)",
+        # 1 means "left out": of ones nothing is left that could be wrong.
+        "scale = 2 if torch.compiler.is_exporting() else 1\n"
+        "return x.sum(1) + (self.lin(x) * scale * (1 - mask).unsqueeze(-1)).sum(1)",
+        # Read, and right with ones.
+        OTHERWISE,
+        # Eager does not read it either.
+        "return self.lin(x).sum(1) + 0 * mask.sum() + (1 if torch.compiler.is_exporting() else 0)",
+    ],
+    ids=["offset", "ones leave out", "otherwise", "of no use"],
+)
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_all_calls_are_padded_and_the_fault_is_another(tmp_path: Path, exporter: str, body: str) -> None:
+    found, error, _ = verdict(make_run(tmp_path, net(body, "padded, padded, padded")), exporter)
+    assert found in ("export", "compare"), error
+    assert told(error) == []
+    assert "mask not read" not in causes(error)
+
+
+@pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
+def test_a_right_model_of_padded_calls_passes(tmp_path: Path, exporter: str) -> None:
+    found, error, _ = verdict(make_run(tmp_path, net(READS, "padded, padded, padded")), exporter)
+    assert (found, error) == ("pass", None)
+
+
 @pytest.mark.parametrize(
     ("body", "masks"),
     [
-        (CAPTURE, "padded, padded, padded"),
         # Of another size beside, which is what is baked in.
         (
             "n = 9 if torch.compiler.is_exporting() else x.shape[1]\n"
@@ -112,7 +182,7 @@ def test_calls_that_a_mask_tells_apart(
             "padded, padded, ones",
         ),
     ],
-    ids=["no other call", "sizes", "not all of them"],
+    ids=["sizes", "not all of them"],
 )
 @pytest.mark.parametrize("exporter", ["torch-export", "onnx-dynamo"])
 def test_what_proves_nothing_is_not_said(tmp_path: Path, exporter: str, body: str, masks: str) -> None:

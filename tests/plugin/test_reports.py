@@ -346,7 +346,12 @@ def test_a_baseline_of_another_root_directory_compares_nothing_and_says_so(proje
     more = ("--rootdir=specs", "-c", "specs/pytest.ini")
     result = project.run("--baseline=base.json", *more, "-k", "export", "specs/a.yaml")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*base.json has specs/a.yaml *, this run has a.yaml *no case in common*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*base.json has specs/a.yaml *, this run has a.yaml *no case in common*see --rootdir "
+            "(paths behind a space move it: write --exportcheck-report=PATH)"
+        ]
+    )
 
 
 @pytest.mark.parametrize("quiet", [(), ("-qq",)])
