@@ -8,16 +8,14 @@ from collections.abc import Iterator
 import pytest
 
 from pytest_exportcheck.runtest import _quiet_torch_trace
+from tests.warm_python import SELDOM
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _few_full_collections() -> Iterator[None]:
-    """Let the collector look at all objects after millions of new ones, and not a few times in each export.
-
-    That was a sixth of the CPU time. Garbage in cycles waits longer; a test that is about it collects itself.
-    """
+    """Garbage in cycles waits longer; a test that is about it collects by itself."""
     was = gc.get_threshold()
-    gc.set_threshold(10_000, 10, 20)
+    gc.set_threshold(*SELDOM)
     yield
     gc.set_threshold(*was)
 
