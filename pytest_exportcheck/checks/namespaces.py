@@ -10,19 +10,24 @@ import functools
 import itertools
 import logging
 import operator
+import sys
 import types
-from collections import OrderedDict
+from abc import ABC
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
 from .in_place import plain_container
 
-__all__ = ["ABSENT", "Group", "Leak", "Space", "group_of_module", "same", "spaces_of_model", "text_of"]
+__all__ = [
+    *("ABSENT", "Group", "Leak", "Library", "Space"),
+    *("group_of_module", "library_of_modules", "same", "spaces_of_model", "text_of"),
+]
 
 #: Modules of torch whose functions, and classes with their flags, models run through, besides those of
 #: transformers and of the model. Elsewhere torch counts and collects in its classes.
@@ -263,6 +268,21 @@ _HARMLESS = (
     *(type, staticmethod, classmethod, property, bool, int, float, str, bytes, type(None), torch.dtype),
     *(dict, list, tuple, set, frozenset, functools._lru_cache_wrapper, functools.cached_property),
     *(TypeVar, ParamSpec, logging.Logger, ModuleSpec, SourceFileLoader),
+    # What Python and its extensions put into classes and modules by the hundred, and what annotations are.
+    *(
+        types.UnionType,
+        types.GenericAlias,
+        type(ClassVar),
+        type(annotations),
+        type(ABC.__dict__["_abc_impl"]),
+    ),
+    type(vars(Leak)["__dataclass_params__"]),
+    type(vars(namedtuple("namedtuple", "field"))["field"]),
+    *{
+        type(value)
+        for value in vars(torch._C.DispatchKeySet).values()
+        if type(value).__name__ == "instancemethod"
+    },
 )
 
 
@@ -315,6 +335,41 @@ def group_of_module(name: str, module: object, keep: bool) -> Group | None:
     if keep:
         _KNOWN[name] = found
     return found
+
+
+@dataclass(frozen=True)
+class Library:
+    """The groups of all modules of libraries, to be compared at once, which takes half of the time.
+
+    Attributes
+    ----------
+    modules:
+        The modules, by name.
+    """
+
+    modules: dict[str, Any]
+    groups: tuple[Group, ...]
+    whole: Group
+
+    def is_as_it_was(self) -> bool:
+        return self.whole.is_as_it_was()
+
+
+_libraries: list[Library] = []
+
+
+def library_of_modules(names: Sequence[str]) -> Library:
+    """The groups of modules of libraries; the same object again while nothing changes."""
+    modules = {name: sys.modules.get(name) for name in names}
+    if _libraries and _libraries[0].modules == modules and _libraries[0].is_as_it_was():
+        return _libraries[0]
+    groups = tuple(group for name in names if (group := group_of_module(name, modules[name], keep=True)))
+    every = itertools.chain.from_iterable
+    lives = tuple(every(group.lives for group in groups))
+    sizes = tuple(every(group.sizes for group in groups))
+    whole = Group((), lives, sizes, [*every(group.values for group in groups)])
+    _libraries[:] = [Library(modules, groups, whole)]
+    return _libraries[0]
 
 
 def _is_of_models(module: str) -> bool:
