@@ -230,9 +230,7 @@ def tiny_llama(layers: int = 2) -> torch.nn.Module:
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def decode(
-    model: torch.nn.Module | None, batch: int, past: int, new: int, layers: int = 2
-) -> dict[str, Any]:
+def decode(model: torch.nn.Module | None, batch: int, past: int, new: int, layers: int = 2) -> dict[str, Any]:
     from transformers.cache_utils import DynamicCache
 
     generator = torch.Generator().manual_seed(past)
