@@ -94,10 +94,10 @@ def difference(before: Snapshot) -> list[Leak]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        library = () if before.library.is_as_it_was() else before.library.groups
+        groups = [*before.library.candidates(), *before.further]
         changed = [
             space
-            for group in sorted([*library, *before.further], key=lambda group: group.module)
+            for group in sorted(groups, key=lambda group: group.module)
             if not group.is_as_it_was()
             for space in group.spaces
             if not space.is_as_it_was()

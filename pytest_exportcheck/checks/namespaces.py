@@ -236,6 +236,14 @@ class Group:
         ]
         return Group(tuple(spaces), lives, tuple(len(space.ids) for space in spaces), values)
 
+    @staticmethod
+    def of_all(groups: Sequence[Group]) -> Group:
+        """All that is in `groups`, to be compared at once; it has no spaces of its own."""
+        every = itertools.chain.from_iterable
+        lives = tuple(every(group.lives for group in groups))
+        sizes = tuple(every(group.sizes for group in groups))
+        return Group((), lives, sizes, [*every(group.values for group in groups)])
+
     def is_as_it_was(self) -> bool:
         if tuple(map(len, self.lives)) != self.sizes:
             return False
@@ -339,37 +347,57 @@ def group_of_module(name: str, module: object, keep: bool) -> Group | None:
 
 @dataclass(frozen=True)
 class Library:
-    """The groups of all modules of libraries, to be compared at once, which takes half of the time.
+    """The groups of all modules of libraries. Those that never changed are compared at once: that is quicker.
 
     Attributes
     ----------
     modules:
         The modules, by name.
+    still:
+        All that is in the modules that never changed.
+    moving:
+        The groups of those that did: torch counts in some.
     """
 
     modules: dict[str, Any]
     groups: tuple[Group, ...]
-    whole: Group
+    still: Group
+    moving: tuple[Group, ...]
 
-    def is_as_it_was(self) -> bool:
-        return self.whole.is_as_it_was()
+    def candidates(self) -> tuple[Group, ...]:
+        """The groups that may have changed."""
+        return self.moving if self.still.is_as_it_was() else self.groups
 
 
 _libraries: list[Library] = []
 
+#: Names of modules that changed once.
+_MOVING: set[str] = set()
+
 
 def library_of_modules(names: Sequence[str]) -> Library:
-    """The groups of modules of libraries; the same object again while nothing changes."""
+    """The groups of modules of libraries."""
     modules = {name: sys.modules.get(name) for name in names}
-    if _libraries and _libraries[0].modules == modules and _libraries[0].is_as_it_was():
-        return _libraries[0]
-    groups = tuple(group for name in names if (group := group_of_module(name, modules[name], keep=True)))
-    every = itertools.chain.from_iterable
-    lives = tuple(every(group.lives for group in groups))
-    sizes = tuple(every(group.sizes for group in groups))
-    whole = Group((), lives, sizes, [*every(group.values for group in groups)])
-    _libraries[:] = [Library(modules, groups, whole)]
-    return _libraries[0]
+    known = _libraries[0] if _libraries and _libraries[0].modules == modules else None
+    if known is not None and known.still.is_as_it_was():
+        moving = tuple(_groups(modules, [group.module for group in known.moving]))
+        now = {group.module: group for group in moving}
+        groups = tuple(now.get(group.module, group) for group in known.groups) if now else known.groups
+        found = Library(modules, groups, known.still, moving)
+    else:
+        groups = tuple(_groups(modules, names))
+        if known is not None:
+            before = {group.module: group for group in known.groups}
+            _MOVING.update(group.module for group in groups if before.get(group.module) is not group)
+        still = Group.of_all([group for group in groups if group.module not in _MOVING])
+        moving = tuple(group for group in groups if group.module in _MOVING)
+        found = Library(modules, groups, still, moving)
+    _libraries[:] = [found]
+    return found
+
+
+def _groups(modules: Mapping[str, object], names: Sequence[str]) -> Iterator[Group]:
+    return (group for name in names if (group := group_of_module(name, modules[name], keep=True)))
 
 
 def _is_of_models(module: str) -> bool:
