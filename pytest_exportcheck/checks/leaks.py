@@ -70,7 +70,7 @@ def snapshot(
         Further modules by name, such as the one that a model is defined in.
     """
     loaded = frozenset(sys.modules)
-    names = [name for name in sorted(loaded) if name.partition(".")[0] in packages]
+    names = sorted(name for name in loaded if name.partition(".")[0] in packages)
     # Some attributes of torch are objects that warn when they are looked at.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
