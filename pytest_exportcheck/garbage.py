@@ -1,9 +1,9 @@
 """The search for garbage while specs run: what stays anyway is set aside, so that it is not looked at again.
 
-torch, transformers and onnxscript are over a million objects that live as long as the process. An export makes
-enough new ones for Python to look at all of them every few seconds, which was a sixth of the CPU time of a run.
-What is set aside is not looked at, and nothing in it is freed, unless by its count of references, until it is
-brought back. So it is brought back before a spec is let go of.
+torch, transformers and onnxscript are over a million objects that live as long as the process. An export
+makes enough new ones for Python to look at all of them every few seconds, which was a sixth of the CPU time
+of a run. What is set aside is not looked at, and nothing in it is freed, unless by its count of references,
+until it is brought back. So it is brought back before a spec is let go of.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _MANY_MODULES = 100
 class Garbage:
     """What a process that runs specs does about garbage.
 
-    Nothing but to look for it after each spec, where the collector is switched off, or where somebody else has
-    set objects aside: there is no telling theirs from ours.
+    Nothing but to look for it after each spec, where the collector is switched off, or where somebody else
+    has set objects aside: there is no telling theirs from ours.
     """
 
     def __init__(self) -> None:
