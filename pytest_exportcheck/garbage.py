@@ -32,7 +32,8 @@ class Garbage:
 
     def after_case(self) -> None:
         """Set aside what is there, if much was imported since the last time: the spec goes on."""
-        if self._may_set_aside() and len(sys.modules) - self._modules >= _MANY_MODULES:
+        # The count of what others have set aside goes through all of it: asked last.
+        if len(sys.modules) - self._modules >= _MANY_MODULES and self._may_set_aside():
             gc.collect()
             self._set_aside()
             self._has_live_spec = True

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 
 from pytest_exportcheck.runtest import _quiet_torch_trace
+from tests.warm_python import SELDOM
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_full_collections() -> Iterator[None]:
+    """Garbage in cycles waits longer; a test that is about it collects by itself."""
+    was = gc.get_threshold()
+    gc.set_threshold(*SELDOM)
+    yield
+    gc.set_threshold(*was)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -26,7 +26,7 @@ def plain_container(value: Any) -> bool:
     if type(value) not in _CONTAINERS:
         return False
     items = [*value, *value.values()] if isinstance(value, dict) else value
-    return all(isinstance(item, _PLAIN) for item in items)
+    return all(issubclass(kind, _PLAIN) for kind in {*map(type, items)})
 
 
 class Insides:

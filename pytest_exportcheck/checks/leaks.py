@@ -19,29 +19,38 @@ from torch.fx import _pytree as fx_pytree
 from torch.utils import _pytree
 
 from .in_place import Insides
-from .namespaces import ABSENT, Group, Leak, Space, group_of_module, same, spaces_of_model, text_of
+from .namespaces import (
+    ABSENT,
+    Group,
+    Leak,
+    Library,
+    Space,
+    group_of_module,
+    library_of_modules,
+    same,
+    spaces_of_model,
+    text_of,
+)
+from .operators import KERNEL, Key, Operators, operators_now
 
 __all__ = ["Leak", "Snapshot", "difference", "snapshot"]
 
 #: Where dynamo marks functions as not to be traced, once in a process, when it first compiles anything.
 _MARKED_ONCE = ("torch.jit.", "torch.fx.", "torch.optim.")
 
-_KERNEL = "operator kernel {}"
-
-#: Of an entry of a registry: a text, and what is put into it when it is shown.
-_Key = tuple[Any, ...]
-
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What `snapshot` saw: namespaces by module, those of models by label, registries, and the modules
-    that were loaded then.
+    """What `snapshot` saw: namespaces of libraries and of further modules, those of models by label,
+    registries, those of operators, and the modules that were loaded then.
     """
 
-    groups: Sequence[Group]
+    library: Library
+    further: Sequence[Group]
     insides: Insides
     parts: Mapping[str, Space]
-    registries: Mapping[_Key, Any]
+    registries: Mapping[Key, Any]
+    operators: Operators
     loaded: frozenset[str]
     models: tuple[torch.nn.Module, ...] = ()
 
@@ -61,18 +70,22 @@ def snapshot(
         Further modules by name, such as the one that a model is defined in.
     """
     loaded = frozenset(sys.modules)
-    names = [name for name in sorted(loaded) if name.partition(".")[0] in packages or name in modules]
+    names = sorted(name for name in loaded if name.partition(".")[0] in packages)
     # Some attributes of torch are objects that warn when they are looked at.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        groups = [
+        library = library_of_modules(names)
+        further = [
             group
-            for name in names
-            if (group := group_of_module(name, sys.modules.get(name), name.partition(".")[0] in packages))
+            for name in sorted(loaded.intersection(modules).difference(names))
+            if (group := group_of_module(name, sys.modules.get(name), keep=False))
         ]
+        groups = [*library.groups, *further]
         functions = itertools.chain.from_iterable(group.functions for group in groups)
         insides = Insides(functions, itertools.chain.from_iterable(group.containers for group in groups))
-        return Snapshot(groups, insides, _parts(models), dict(_registries(loaded)), loaded, models)
+        registries, operators = dict(_registries(loaded)), operators_now()
+        parts = _parts(models)
+        return Snapshot(library, further, insides, parts, registries, operators, loaded, models)
 
 
 def difference(before: Snapshot) -> list[Leak]:
@@ -81,9 +94,10 @@ def difference(before: Snapshot) -> list[Leak]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        groups = [*before.library.candidates(), *before.further]
         changed = [
             space
-            for group in before.groups
+            for group in sorted(groups, key=lambda group: group.module)
             if not group.is_as_it_was()
             for space in group.spaces
             if not space.is_as_it_was()
@@ -103,18 +117,21 @@ def difference(before: Snapshot) -> list[Leak]:
                 leaks += replace(space, live={}).leaks()
             else:
                 leaks += replace(new, before={} if space is None else space.before).leaks()
-        now = dict(_registries(before.loaded))
+        known, now = dict(before.registries), dict(_registries(before.loaded))
+        if not before.operators.are_as_they_were():
+            known.update(before.operators.entries_of(before.loaded))
+            now.update(operators_now().entries_of(before.loaded))
     # Nobody knows who registered a kernel: a module of torch does so when it is imported.
     imported = any(name.partition(".")[0] == "torch" for name in sys.modules.keys() - before.loaded)
-    for key in before.registries.keys() | now.keys():
-        old, new = before.registries.get(key, ABSENT), now.get(key, ABSENT)
+    for key in known.keys() | now.keys():
+        old, new = known.get(key, ABSENT), now.get(key, ABSENT)
         if old is new:
             continue
         place = str(key[0]).format(*key[1:])
         if new is ABSENT:
             leaks.append(Leak(place, "removed", text_of(old)))
         elif old is ABSENT:
-            if not (imported and key[0] == _KERNEL):
+            if not (imported and key[0] == KERNEL):
                 leaks.append(Leak(place, "added", text_of(new), value=new))
         elif not same(old, new):
             leaks.append(Leak(place, "changed", f"{text_of(old)} to {text_of(new)}", value=new))
@@ -137,7 +154,7 @@ def _parts(models: Sequence[torch.nn.Module]) -> dict[str, Space]:
     return {space.label: space for model in models for space in spaces_of_model(model)}
 
 
-def _registries(loaded: frozenset[str]) -> Iterator[tuple[_Key, Any]]:
+def _registries(loaded: frozenset[str]) -> Iterator[tuple[Key, Any]]:
     """Entries about classes of `loaded` modules: others were registered when their module was imported."""
     for label, table in (
         ("pytree node", _pytree.SUPPORTED_NODES),
@@ -152,29 +169,3 @@ def _registries(loaded: frozenset[str]) -> Iterator[tuple[_Key, Any]]:
     anchors = getattr(torch.fx.proxy, "_STACK_TRACE_ANCHORS", ())
     for anchor in list(anchors):
         yield ("stack trace anchor {}", anchor), True
-    yield from _operators(loaded)
-
-
-def _operators(loaded: frozenset[str]) -> Iterator[tuple[_Key, Any]]:
-    """Kernels that Python registered for operators of torch, by dispatch key, and what stands for an operator
-    in a decomposition.
-    """
-    for name in list(getattr(torch.library, "_impls", ())):  # ``aten/add.Tensor/CPU``
-        if name.partition("/")[0] in ("aten", "prims"):
-            yield (_KERNEL, name), True
-    packets = [value for key, value in list(vars(torch.ops.aten).items()) if not key.startswith("_")]
-    found = [
-        value
-        for packet in packets
-        for value in list(getattr(packet, "__dict__", {}).values())
-        if isinstance(value, torch._ops.OpOverload)
-    ]
-    for one in [*found, *getattr(torch._ops, "_higher_order_ops", {}).values()]:
-        for key, kernel in list(one.py_kernels.items()):
-            if getattr(kernel, "__module__", None) in loaded:
-                yield ("kernel of {} for {}", one, key), kernel
-    tables = getattr(sys.modules.get("torch._decomp"), "global_decomposition_table", {})
-    for kind, table in tables.items():
-        for decomposed, function in list(table.items()):
-            if getattr(function, "__module__", None) in loaded:
-                yield ("decomposition ({}) of {}", kind, decomposed), function

@@ -10,19 +10,24 @@ import functools
 import itertools
 import logging
 import operator
+import sys
 import types
-from collections import OrderedDict
+from abc import ABC
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 
 from .in_place import plain_container
 
-__all__ = ["ABSENT", "Group", "Leak", "Space", "group_of_module", "same", "spaces_of_model", "text_of"]
+__all__ = [
+    *("ABSENT", "Group", "Leak", "Library", "Space"),
+    *("group_of_module", "library_of_modules", "same", "spaces_of_model", "text_of"),
+]
 
 #: Modules of torch whose functions, and classes with their flags, models run through, besides those of
 #: transformers and of the model. Elsewhere torch counts and collects in its classes.
@@ -231,6 +236,14 @@ class Group:
         ]
         return Group(tuple(spaces), lives, tuple(len(space.ids) for space in spaces), values)
 
+    @staticmethod
+    def of_all(groups: Sequence[Group]) -> Group:
+        """All that is in `groups`, to be compared at once; it has no spaces of its own."""
+        every = itertools.chain.from_iterable
+        lives = tuple(every(group.lives for group in groups))
+        sizes = tuple(every(group.sizes for group in groups))
+        return Group((), lives, sizes, [*every(group.values for group in groups)])
+
     def is_as_it_was(self) -> bool:
         if tuple(map(len, self.lives)) != self.sizes:
             return False
@@ -263,6 +276,21 @@ _HARMLESS = (
     *(type, staticmethod, classmethod, property, bool, int, float, str, bytes, type(None), torch.dtype),
     *(dict, list, tuple, set, frozenset, functools._lru_cache_wrapper, functools.cached_property),
     *(TypeVar, ParamSpec, logging.Logger, ModuleSpec, SourceFileLoader),
+    # What Python and its extensions put into classes and modules by the hundred, and what annotations are.
+    *(
+        types.UnionType,
+        types.GenericAlias,
+        type(ClassVar),
+        type(annotations),
+        type(ABC.__dict__["_abc_impl"]),
+    ),
+    type(vars(Leak)["__dataclass_params__"]),
+    type(vars(namedtuple("namedtuple", "field"))["field"]),
+    *{
+        type(value)
+        for value in vars(torch._C.DispatchKeySet).values()
+        if type(value).__name__ == "instancemethod"
+    },
 )
 
 
@@ -315,6 +343,61 @@ def group_of_module(name: str, module: object, keep: bool) -> Group | None:
     if keep:
         _KNOWN[name] = found
     return found
+
+
+@dataclass(frozen=True)
+class Library:
+    """The groups of all modules of libraries. Those that never changed are compared at once: that is quicker.
+
+    Attributes
+    ----------
+    modules:
+        The modules, by name.
+    still:
+        All that is in the modules that never changed.
+    moving:
+        The groups of those that did: torch counts in some.
+    """
+
+    modules: dict[str, Any]
+    groups: tuple[Group, ...]
+    still: Group
+    moving: tuple[Group, ...]
+
+    def candidates(self) -> tuple[Group, ...]:
+        """The groups that may have changed."""
+        return self.moving if self.still.is_as_it_was() else self.groups
+
+
+_libraries: list[Library] = []
+
+#: Names of modules that changed once.
+_MOVING: set[str] = set()
+
+
+def library_of_modules(names: Sequence[str]) -> Library:
+    """The groups of modules of libraries."""
+    modules = {name: sys.modules.get(name) for name in names}
+    known = _libraries[0] if _libraries and _libraries[0].modules == modules else None
+    if known is not None and known.still.is_as_it_was():
+        moving = tuple(_groups(modules, [group.module for group in known.moving]))
+        now = {group.module: group for group in moving}
+        groups = tuple(now.get(group.module, group) for group in known.groups) if now else known.groups
+        found = Library(modules, groups, known.still, moving)
+    else:
+        groups = tuple(_groups(modules, names))
+        if known is not None:
+            before = {group.module: group for group in known.groups}
+            _MOVING.update(group.module for group in groups if before.get(group.module) is not group)
+        still = Group.of_all([group for group in groups if group.module not in _MOVING])
+        moving = tuple(group for group in groups if group.module in _MOVING)
+        found = Library(modules, groups, still, moving)
+    _libraries[:] = [found]
+    return found
+
+
+def _groups(modules: Mapping[str, object], names: Sequence[str]) -> Iterator[Group]:
+    return (group for name in names if (group := group_of_module(name, modules[name], keep=True)))
 
 
 def _is_of_models(module: str) -> bool:

@@ -215,7 +215,7 @@ class Rolling(NoPatches):
             DynamicLayer.update = real
 
 
-def tiny_llama() -> torch.nn.Module:
+def tiny_llama(layers: int = 2) -> torch.nn.Module:
     import transformers
 
     torch.manual_seed(0)
@@ -223,27 +223,28 @@ def tiny_llama() -> torch.nn.Module:
         vocab_size=64,
         hidden_size=16,
         intermediate_size=32,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
     )
     return transformers.LlamaForCausalLM(config).eval()
 
 
-def decode(model: torch.nn.Module, batch: int, past: int, new: int) -> dict[str, Any]:
+def decode(model: torch.nn.Module | None, batch: int, past: int, new: int, layers: int = 2) -> dict[str, Any]:
     from transformers.cache_utils import DynamicCache
 
     generator = torch.Generator().manual_seed(past)
     cache = DynamicCache()
-    for layer in range(2):
+    for layer in range(layers):
         pair = [torch.randn(batch, 1, past, 8, generator=generator) for _ in range(2)]
         cache.update(*pair, layer)
     return {"input_ids": torch.randint(0, 64, (batch, new), generator=generator), "cache": cache}
 
 
 def test_a_cache_shifted_by_a_patch() -> None:
-    model = tiny_llama()
-    found = explain(model, [decode(model, 2, 3, 4), decode(model, 3, 6, 5)], mode=Rolling())
+    model = tiny_llama(layers=1)
+    calls = [decode(model, 2, 3, 4, layers=1), decode(model, 3, 6, 5, layers=1)]
+    found = explain(model, calls, mode=Rolling())
     assert found.ladder is not None
     assert found.ladder.guilty == "patches"
     assert "rolling" in found.verdict

@@ -227,7 +227,7 @@ def test_a_refusal_in_an_encoder_decoder() -> None:
 
     torch.manual_seed(0)
     config = transformers.T5Config(
-        vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=2,
+        vocab_size=64, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_decoder_layers=2, num_heads=2,
         decoder_start_token_id=0,
     )  # fmt: skip
     model = transformers.T5Model(config)

@@ -56,6 +56,19 @@ def test_a_function_of_a_module_and_a_method(model: torch.nn.Module, monkeypatch
     )
 
 
+def test_a_module_that_changed_once_is_still_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is looked at by itself from then on, the others all at once."""
+    for _ in range(3):
+        before = snapshot()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.nn.functional, "gelu", lambda x: x)
+            patch.setattr(torch, "exportcheck_added", len, raising=False)
+            places = [leak.place for leak in difference(before)]
+            assert difference(snapshot()) == [], "what there is now is what counts for the next case"
+        assert places == ["torch.exportcheck_added", "torch.nn.functional.gelu"]
+        assert difference(before) == []
+
+
 def test_attributes_and_buffers_of_the_model(model: torch.nn.Module) -> None:
     before = snapshot(model)
     model.forward = lambda x: x  # type: ignore[method-assign]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import onnxruntime
@@ -12,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from pytest_exportcheck.exporters.tables import shared_tables
-from pytest_exportcheck.patches.rewrite import apply
+from pytest_exportcheck.patches.rewrite import Rewriting, apply
 from pytest_exportcheck.patches.rewrite.locate import _functions_at, functions_of, iterates
 from pytest_exportcheck.patches.rewrite.values import Place
 
@@ -23,10 +25,20 @@ from .hostile import HOSTILE
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+#: Name of a form -> its rewriting, and its programs.
+Rewritten = Callable[[str], tuple[Rewriting, list[torch.export.ExportedProgram]]]
+
+
+@pytest.fixture(scope="module")
+def rewritten() -> Rewritten:
+    """Each form is rewritten once."""
+    return functools.cache(lambda name: rewriting_of(FORMS[name].make().eval()))
+
+
 @pytest.mark.parametrize("name", FORMS)
-def test_a_form_becomes_its_operators(name: str) -> None:
+def test_a_form_becomes_its_operators(rewritten: Rewritten, name: str) -> None:
     form = FORMS[name]
-    rewriting, programs = rewriting_of(form.make().eval())
+    rewriting, programs = rewritten(name)
     assert rewriting.refused is None
     assert rewriting.error is None
     assert tuple(target for method in rewriting.methods for target in method.targets) == form.targets
@@ -55,9 +67,9 @@ def test_a_hostile_form_is_right_or_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONVERTED)
-def test_a_form_converts(name: str, tmp_path: Path) -> None:
+def test_a_form_converts(rewritten: Rewritten, name: str, tmp_path: Path) -> None:
     form = FORMS[name]
-    _, programs = rewriting_of(form.make().eval())
+    _, programs = rewritten(name)
     with shared_tables():
         converted = torch.onnx.export(programs[0], verbose=False)
     assert converted is not None
