@@ -48,7 +48,7 @@ class Garbage:
             self._set_aside()
 
     def bring_back(self) -> None:
-        """Leave the collector as it was found."""
+        """Leave the collector as it was found: for the tests of others, and at the end."""
         if self._is_frozen:
             gc.unfreeze()
             self._is_frozen = self._has_live_spec = False

@@ -93,6 +93,8 @@ class CaseRunner:
     ) -> Generator[None, object, object]:
         planned = self._session.case_of(item)
         if planned is None:
+            # A test of the user's own may count objects, or wait for one to be freed.
+            self._session.garbage.bring_back()
             return (yield)
         file, line, _ = item.location
         running = RunningCase(item.nodeid, file, (line or 0) + 1, planned, self._session.markers)

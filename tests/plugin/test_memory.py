@@ -112,7 +112,39 @@ def test_nothing_of_a_spec_is_alive_when_the_next_one_begins(
     result.assert_outcomes(passed=7, failed=6, xfailed=1, deselected=5)
     lines = (pytester.path / "alive.jsonl").read_text().splitlines()
     left = {path: (found, set_aside) for path, found, set_aside in map(json.loads, lines)}
-    assert left == {path: ([], True) for path in [*paths, "test_users.py"]}
+    # Nothing is set aside in the last test, which is of no spec.
+    assert left == {**{path: ([], True) for path in paths}, "test_users.py": ([], False)}
+
+
+def test_a_test_of_no_spec_has_its_garbage_freed_and_its_objects_counted(
+    pytester: pytest.Pytester, warm_python: WarmPython
+) -> None:
+    specs = pytester.path / "specs"
+    specs.mkdir()
+    (specs / "models.py").write_text(_MODELS)
+    for name in ("one", "two"):
+        _spec(specs, name, "", ["torch-export"])
+    pytester.makeconftest("import gc\n\ngc.unfreeze()\n")
+    pytester.makepyfile(
+        test_users="""
+        import gc, weakref
+
+        class Node:
+            def __init__(self):
+                self.itself = self
+
+        nodes = [Node(), Node()]  # Before any spec.
+
+        def test_counted_and_freed():
+            assert sum(type(each) is Node for each in gc.get_objects()) == 2
+            found = weakref.ref(nodes.pop())
+            gc.collect()
+            assert found() is None
+        """
+    )
+    order = ["specs/one.yaml", "test_users.py", "specs/two.yaml"]
+    result = warm_python.pytest(["--exportcheck", "-k", "not dynamic_shapes", *order], timeout=120)
+    result.assert_outcomes(passed=3, deselected=2)
 
 
 def _held(record: dict[str, Any], megabytes: int) -> None:
