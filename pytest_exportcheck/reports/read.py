@@ -32,7 +32,7 @@ _NOT_FINITE = ("nan", "inf")
 
 #: Fields that reports and comparisons go into, and what is in them.
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("outputs", "details"), list),
+    **dict.fromkeys(("outputs", "details", "warnings"), list),
     **dict.fromkeys(
         ("durations", "shapes", "accepted", "exported_shapes", "operators", "patches", "rewritten"), dict
     ),

@@ -47,6 +47,7 @@ def test_what_is_no_report_is_refused_with_its_name(tmp_path, content, message):
         ({"durations": {"load": 3}}, "'durations' is {'load': 3}"),
         ({"shapes": {"": 1}}, "'shapes' is {'': 1}"),
         ({"details": "x"}, "'details' is 'x'"),
+        ({"warnings": 5}, "'warnings' is 5"),
         ({"operators": {"Add": "x"}}, "'operators' is {'Add': 'x'}"),
         ({"outputs": [{"ok": True}]}, "an output has the path None"),
         ({"outputs": [{"path": ["a"]}]}, "an output has the path ['a']"),
