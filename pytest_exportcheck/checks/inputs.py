@@ -149,7 +149,7 @@ def refuse_baked_inputs(graph: GraphObservation, absent: Sequence[str], toleranc
             try:
                 changed = _changed(arguments, [path], make)
                 got = None if changed is None else flatten_with_paths(graph.eager(changed))
-            except Exception:
+            except (Exception, SystemExit):
                 # Values that eager refuses: it reads them, which says nothing of the results.
                 continue
             if got is not None and not all(r.ok for r in compare_leaves(expected, got, tolerances)):
@@ -449,7 +449,7 @@ class _Question:
             try:
                 changed = _changed(self._arguments, paths, make)
                 got = None if changed is None else _only(self._eager(changed), outputs)
-            except Exception:
+            except (Exception, SystemExit):
                 # Values that eager refuses show nothing.
                 continue
             if changed is None or got is None:
@@ -467,7 +467,7 @@ class _Question:
         """Why other values would show nothing: eager does not answer the call as it did."""
         try:
             again = self._eager(self._arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return f"a copy of the model refuses the call ({one_line(error)})"
         differs = self._compare(self._arguments, self._expected, again) is False
         return "a copy of the model answers the call otherwise" if differs else ""
@@ -490,7 +490,7 @@ class _Question:
             try:
                 changed = _changed(self._arguments, paths, make)
                 got = None if changed is None else self._eager(changed)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 refusals.append(f"eager refuses other values there ({one_line(error)})")
                 continue
             if changed is None or got is None:

@@ -156,7 +156,7 @@ def _ask(
     return answer
 
 
-def _line_of(error: Exception) -> str:
+def _line_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), 'no message')}"
 
 

@@ -259,7 +259,7 @@ class _Question:
         """Eager and the program on `arguments`; raises `_NoAnswer`."""
         try:
             expected, written = self._eager(arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise _NoAnswer(f"eager refuses it ({one_line(error)})") from error
         if _has_new_nan(expected, known):
             raise _NoAnswer("eager answers NaN")
@@ -295,7 +295,7 @@ class _Question:
         """A difference, if eager answers these values, and those of the call, as it did."""
         try:
             again, before = self._eager(arguments)[0], self._eager(given)[0]
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return _Answer(refusal=f"eager refuses what it took before ({one_line(error)})")
         outputs = one.expected[: len(again)]
         for expected, got in ((outputs, again), (one.known, before)):

@@ -128,13 +128,13 @@ def inputs_at(
 
 def first_accepted(
     inputs: Iterable[SizedInputs], call: Callable[[dict[str, Any]], _T]
-) -> tuple[tuple[SizedInputs, _T] | None, list[Exception]]:
+) -> tuple[tuple[SizedInputs, _T] | None, list[Exception | SystemExit]]:
     """(the first inputs that `call` takes and what it returns, what it raises for those before them)."""
-    refusals: list[Exception] = []
+    refusals: list[Exception | SystemExit] = []
     for each in inputs:
         try:
             return (each, call(each.arguments)), refusals
-        except Exception as error:  # noqa: PERF203  # whatever eager raises is its way of refusing them
+        except (Exception, SystemExit) as error:  # noqa: PERF203  # whatever eager raises is its way of refusing them
             refusals.append(error)
     return None, refusals
 

@@ -32,7 +32,7 @@ _NOT_FINITE = ("nan", "inf")
 
 #: Fields that reports and comparisons go into, and what is in them.
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("outputs", "details"), list),
+    **dict.fromkeys(("outputs", "details", "warnings"), list),
     **dict.fromkeys(
         ("durations", "shapes", "accepted", "exported_shapes", "operators", "patches", "rewritten"), dict
     ),
@@ -167,8 +167,9 @@ def _wrong(record: Any) -> str | None:
                 return f"{field!r} of output {output['path']} is {output[field]!r:.40}"
         if not isinstance(output.get("ok", False), bool):
             return f"'ok' of output {output['path']} is {output['ok']!r:.40}"
-        if not isinstance(output.get("by") or "", str):
-            return f"'by' of output {output['path']} is {output['by']!r:.40}"
+        for field in ("by", "reason"):
+            if not isinstance(output.get(field) or "", str):
+                return f"{field!r} of output {output['path']} is {output[field]!r:.40}"
     for operator, count in (record.get("operators") or {}).items():
         if not _is_number(count):
             return f"the number of operators {operator!r} is {count!r:.40}"

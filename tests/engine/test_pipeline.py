@@ -231,9 +231,10 @@ def test_sizes_that_no_memory_holds(tmp_path: Path) -> None:
         assert f"no inputs of sizes input_dim_0={size} can be made" in str(error)
 
 
-def test_sizes_that_eager_refuses_are_listed_not_judged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("refusal", ["ValueError", "SystemExit"])
+def test_sizes_that_eager_refuses_are_listed_not_judged(refusal: str, tmp_path: Path) -> None:
     text = source(
-        "x):\nif x.shape[0] > 6:\n    raise ValueError('too long')\nreturn x + 1",
+        f"x):\nif x.shape[0] > 6:\n    raise {refusal}('too long')\nreturn x + 1",
         "[((torch.ones(n, 2),), {}) for n in (3, 5)]",
     )
     stage, error, record = verdict(make_run(tmp_path, text), "onnx-torchscript")

@@ -316,6 +316,13 @@ def test_a_program_that_follows_passes(what: str, exporter: str, tmp_path: Path)
             "given[0, 6] = 0: eager refuses it (ValueError: ones, please)",
         ),
         (
+            "if not torch.compiler.is_compiling() and not bool((given == 1).all()):\n"
+            "    raise SystemExit('ones, please')\n"
+            "return self.lin(x) + 0 * given.sum()",
+            ONES,
+            "given[0, 6] = 0: eager refuses it (SystemExit: ones, please)",
+        ),
+        (
             "if torch.compiler.is_compiling():\n    return self.lin(x) + 0 * given.sum()\n"
             "return self.lin(x) + 0 / given.min()",
             ONES,

@@ -47,6 +47,7 @@ def test_what_is_no_report_is_refused_with_its_name(tmp_path, content, message):
         ({"durations": {"load": 3}}, "'durations' is {'load': 3}"),
         ({"shapes": {"": 1}}, "'shapes' is {'': 1}"),
         ({"details": "x"}, "'details' is 'x'"),
+        ({"warnings": 5}, "'warnings' is 5"),
         ({"operators": {"Add": "x"}}, "'operators' is {'Add': 'x'}"),
         ({"outputs": [{"ok": True}]}, "an output has the path None"),
         ({"outputs": [{"path": ["a"]}]}, "an output has the path ['a']"),
@@ -75,6 +76,7 @@ def test_what_is_no_report_is_refused_with_its_name(tmp_path, content, message):
         ({"outputs": [{"path": "a", "eager_moves": {}}]}, "'eager_moves' of output a is {}"),
         ({"outputs": [{"path": "a", "ok": "yes"}]}, "'ok' of output a is 'yes'"),
         ({"outputs": [{"path": "a", "by": 3}]}, "'by' of output a is 3"),
+        ({"outputs": [{"path": "a", "reason": 3}]}, "'reason' of output a is 3"),
     ],
 )
 @pytest.mark.parametrize(
