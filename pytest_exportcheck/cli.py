@@ -485,7 +485,9 @@ def markdown(report: Path, output: Path | None, limit: int | None) -> int:
     from .reports.markdown import markdown as as_markdown
     from .reports.record import sort_key
 
-    text = as_markdown(sorted(_read(report)["cases"], key=sort_key), limit=limit)
+    data = _read(report)
+    left_out = data["environment"].get("left_out")
+    text = as_markdown(sorted(data["cases"], key=sort_key), limit=limit, left_out=left_out)
     if output is None:
         click.echo(text, nl=False)
     else:

@@ -38,6 +38,7 @@ __all__ = ["Controller"]
 
 _DURATIONS = "exportcheck/durations"
 _MAXFAIL = "-x/--maxfail"
+_FILE = "a file is named, and not its folder"
 _HEADER_PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 
 
@@ -74,6 +75,8 @@ class Controller:
         self._announced = False
         self._planned = 0
         self._interrupted = False
+        # For the terminal: a named file has all its cases, and an interruption is in the totals.
+        self._missing: str | None = None
         self._red_by_baseline = False
         if session.options.prune and self.partial:
             raise pytest.UsageError(
@@ -178,6 +181,7 @@ class Controller:
         if not interrupted:
             self._remember_durations()
         left_out, unfinished = self._left_out(session, exitstatus)
+        self._missing = None if left_out == _FILE or self._interrupted else left_out
         self._reports.write(self.records, exitstatus, left_out, self.selection.facts(unfinished), self.errors)
         comparison = self._reports.comparison
         worse = comparison is not None and comparison.worse
@@ -290,6 +294,8 @@ class Controller:
             for diagnosis in diagnosis_lines(self.records):
                 terminal.write_line(diagnosis)
         terminal.write_line("   ".join(self._totals()))
+        if self._missing:
+            terminal.write_line(f"not a full run: {self._missing}")
         for worth in ablation_lines(self.records):
             terminal.write_line(worth)
         for reused in (*reuse_lines(self.records, verbose > 0), *cache_lines(self.records)):
@@ -338,7 +344,7 @@ def _partial_selection(config: pytest.Config) -> str | None:
     if any("::" in argument for argument in config.args):
         return "a node id on the command line"
     if any(Path(config.invocation_params.dir, argument).is_file() for argument in config.args):
-        return "a file is named, and not its folder"
+        return _FILE
     if any(config.getoption(option) for option in ours):
         return "an axis is restricted"
     return None

@@ -94,9 +94,17 @@ class RunReports:
                 self.written[what] = path
 
         attempt("report", options.report, lambda path: write_data(path, data))
-        attempt("markdown", options.markdown, lambda path: write_atomically(path, markdown(records, errors)))
+        attempt(
+            "markdown",
+            options.markdown,
+            lambda path: write_atomically(path, markdown(records, errors, left_out=left_out)),
+        )
         if records and options.step_summary is not None:
-            attempt("step summary", options.step_summary, lambda path: _append_summary(path, records, errors))
+            attempt(
+                "step summary",
+                options.step_summary,
+                lambda path: _append_summary(path, records, errors, left_out),
+            )
             self.written.pop("step summary", None)
         attempt("html", options.html, lambda path: _write_html(path, data))
 
@@ -136,9 +144,11 @@ def _baseline(path: Path | None) -> Report | None:
         raise pytest.UsageError(f"--baseline: {error}") from None
 
 
-def _append_summary(path: Path, records: Sequence[Mapping[str, Any]], notes: Sequence[str]) -> None:
+def _append_summary(
+    path: Path, records: Sequence[Mapping[str, Any]], notes: Sequence[str], left_out: str | None
+) -> None:
     with open(path, "ab") as file:
-        file.write(markdown(records, notes, _STEP_SUMMARY_BYTES - file.tell()).encode())
+        file.write(markdown(records, notes, _STEP_SUMMARY_BYTES - file.tell(), left_out).encode())
 
 
 def _write_html(path: Path, data: Mapping[str, Any]) -> None:

@@ -23,7 +23,10 @@ _MOST_DETAILS = 20
 
 
 def markdown(
-    records: Sequence[Mapping[str, Any]], notes: Sequence[str] = (), limit: int | None = None
+    records: Sequence[Mapping[str, Any]],
+    notes: Sequence[str] = (),
+    limit: int | None = None,
+    left_out: str | None = None,
 ) -> str:
     """One section; `records` are sorted.
 
@@ -32,12 +35,16 @@ def markdown(
     limit:
         Bytes at most: failures at the end, then rows in which everything passes, then the matrix are left
         out, and it says so.
+    left_out:
+        Why cases may be missing.
     """
     cases = [record for record in records if is_case(record)]
     reuse = reuse_lines(cases, every_case=False)
     ending = [f"{markdown_cell(note)}  " for note in (*notes, *memory_lines(cases), *reuse)]
     totals = [f"{counted(len(cases), 'case')}: {counts(cases)}", shapes_text(records)]
     head = ["## exportcheck", "", ", ".join(filter(None, totals)), ""]
+    if left_out:
+        head += [f"Not a full run: {markdown_cell(left_out)}. Cases may be missing.", ""]
     matrix = Matrix.of(records)
     tables: list[str] = []
     for every_row in (True, False):

@@ -151,6 +151,37 @@ def test_a_run_that_stops_at_the_first_failure_says_so(project):
     assert data["environment"]["left_out"] == "-x/--maxfail"
 
 
+@pytest.mark.parametrize(
+    ("selected", "why", "in_terminal"),
+    [
+        (
+            ("specs/a.yaml::test_export[cpu-float32-torch-export-none]",),
+            "a node id on the command line",
+            True,
+        ),
+        (("-kexport",), "-k", True),
+        (("specs/a.yaml",), "a file is named, and not its folder", False),
+        (("specs",), "", False),
+    ],
+    ids=["node id", "-k", "file", "folder"],
+)
+def test_a_run_that_is_not_a_full_one_says_so(project, selected, why, in_terminal, capsys):
+    project.spec("a")
+    result = project.run(*selected, "--exportcheck-report=report.json", "--exportcheck-markdown=m.md")
+    assert result.ret == 0
+    text = (project.pytester.path / "m.md").read_text()
+    told = [line for line in text.splitlines() if line.startswith("Not a full run")]
+    assert told == ([f"Not a full run: {why}. Cases may be missing."] if why else [])
+    shown = [line for line in result.stdout.lines if line.startswith("not a full run")]
+    assert shown == ([f"not a full run: {why}"] if in_terminal else [])
+    # Of the report alone it is the same page.
+    capsys.readouterr()
+    from pytest_exportcheck.cli import main
+
+    assert main(["markdown", str(project.pytester.path / "report.json")]) == 0
+    assert capsys.readouterr().out == text
+
+
 # Other forms.
 
 
