@@ -123,12 +123,18 @@ def _ask(
             *table(found.results),
             *found.more,
             *captured(found.arguments, found.expected),
-            f"the program reads {uniform.path}, but not as eager does: a row or column of it, or to no "
-            "effect; the observed calls agree, as its values are equal in them",
-            LOOK_FOR,
+            *(found.told or _in_part(uniform.path)),
             f"a call in observe.calls with values of {uniform.path} that differ shows the same; if nobody "
             f"passes such values, leave {uniform.path} out of the calls: no program has an input for it then",
         ],
+    )
+
+
+def _in_part(path: str) -> tuple[str, ...]:
+    return (
+        f"the program reads {path}, but not as eager does: a row or column of it, or to no effect; the "
+        "observed calls agree, as its values are equal in them",
+        LOOK_FOR,
     )
 
 
@@ -142,6 +148,8 @@ class _Difference:
         Of the call that was changed, among so many `calls`.
     more:
         Further lines.
+    told:
+        What it means, where that is not that the program reads a part of the input.
     """
 
     results: list[LeafComparison]
@@ -150,6 +158,7 @@ class _Difference:
     position: int
     calls: int
     more: list[str]
+    told: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,8 +226,18 @@ class _Question:
                 as_mask = self._as_mask(change, given, known, shape)
                 return as_mask or self._difference(tried, one, arguments, given, position)
         if hidden is not None:
-            return self._difference(*hidden, given, position)
+            return self._difference(*hidden, given, position, self._of_hidden(hidden[1]))
         return unseen or _Answer(refusal=refusals[0])
+
+    def _of_hidden(self, one: _Compared) -> tuple[str, ...]:
+        wrong = [each.path for each in one.results if not each.ok]
+        rules = ", ".join(f"{path}: {{where: {self.uniform.path}}}" for path in wrong)
+        return (
+            f"only the position that this hides differs, and nothing else shows {self.uniform.path}: the "
+            "program does not read it as eager does, or what is computed at a hidden position is no matter",
+            LOOK_FOR,
+            f"where no such position counts, compare the others: compare: {{{rules}}}",
+        )
 
     def _as_mask(
         self, change: Change, given: Mapping[str, Any], known: Leaves, shape: Sequence[int]
@@ -291,6 +310,7 @@ class _Question:
         arguments: Mapping[str, Any],
         given: Mapping[str, Any],
         position: int,
+        told: tuple[str, ...] = (),
     ) -> _Answer:
         """A difference, if eager answers these values, and those of the call, as it did."""
         try:
@@ -311,7 +331,7 @@ class _Question:
             one.where,
         )
         calls = len(self._graph.calls)
-        found = _Difference(one.results, arguments, one.expected, position, calls, more)
+        found = _Difference(one.results, arguments, one.expected, position, calls, more, told)
         return _Answer(tried, "differs", difference=found)
 
 

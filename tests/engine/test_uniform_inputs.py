@@ -390,6 +390,24 @@ def test_what_is_at_hidden_positions_does_not_count_where_the_mask_shows_elsewhe
     assert any("but for what is where that hides a position" in line for line in record["warnings"])
 
 
+@pytest.mark.parametrize("exporter", PROGRAMS)
+def test_where_nothing_but_the_hidden_position_shows_a_mask_the_message_says_so(
+    exporter: str, tmp_path: Path
+) -> None:
+    source = net("return self.lin(x) * given.unsqueeze(-1)", ONES, "return self.lin(x) + 0 * given[0, 0]")
+    stage, error, _ = verdict(make_run(tmp_path, source), exporter)
+    assert stage == "compare"
+    said = "\n".join(error.details)
+    assert "only the position that this hides differs, and nothing else shows given" in said
+    assert "a row or column" not in said
+    rule = "compare: {output: {where: given}}"
+    assert rule in said
+    folder = tmp_path / "compared"
+    folder.mkdir()
+    stage, error, _ = verdict(make_run(folder, source, f"{rule}\n"), exporter)
+    assert stage == "pass", error
+
+
 ENCODER = """
     class Net(nn.Module):
         def __init__(self):
