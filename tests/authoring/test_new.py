@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
         ("mamba", "AutoModelForCausalLM", ["generate:"]),
         ("qwen2_vl", "AutoModelForImageTextToText", ["image_grid_thw", "mm_token_type_ids"]),
         # Its position_ids have the batch in their second axis.
-        ("qwen2_5_vl", "AutoModelForImageTextToText", ["batch_dims: [input_ids, mm_token_type_ids]"]),
+        ("qwen2_5_vl", "AutoModelForImageTextToText", ["mm_token_type_ids", "prefill: [0, 3]"]),
     ],
 )
 def test_a_model_type(tmp_path: Path, model_type: str, auto_class: str, in_text: list[str]) -> None:
