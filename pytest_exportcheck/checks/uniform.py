@@ -30,7 +30,15 @@ from .padding import rules_of_call
 from .rounding import MovedEager, compare_rounded
 from .ties import Ties
 from .tight import too_tight
-from .uniform_values import Change, Uniform, changed_arguments, changes, find_uniform
+from .uniform_values import (
+    Change,
+    Uniform,
+    changed_arguments,
+    changes,
+    find_uniform,
+    in_memory_of_its_own,
+    is_expanded,
+)
 from .writes import WriteWatch
 
 __all__ = ["check_uniform_inputs", "is_uniform"]
@@ -204,7 +212,10 @@ class _Question:
         call = self._graph.calls[position]
         given = self._graph.shapes.complete(call)
         known = call.output_leaves()
-        shape = _inputs_by_path(given)[self.uniform.path].shape
+        tensor = _inputs_by_path(given)[self.uniform.path]
+        shape = tensor.shape
+        if is_expanded(tensor) and not self._answers_dense(given, known):
+            return _Answer(refusal="its values are one in memory, and the model asks how it lies there")
         refusals: list[str] = []
         unseen = hidden = None
         for change in wanted:
@@ -228,6 +239,17 @@ class _Question:
         if hidden is not None:
             return self._difference(*hidden, given, position, self._of_hidden(hidden[1]))
         return unseen or _Answer(refusal=refusals[0])
+
+    def _answers_dense(self, given: Mapping[str, Any], known: Leaves) -> bool:
+        """Whether eager answers as it did where each value of the input has a place of its own in memory."""
+        try:
+            expected = self._eager(in_memory_of_its_own(given, self.uniform.path))[0]
+        except Exception:
+            return False
+        # What was written to an input comes behind the outputs.
+        paths = {path for path, _ in expected}
+        before = [(path, leaf) for path, leaf in known if path in paths]
+        return all(each.ok for each in compare_leaves(before, expected, self.tolerances))
 
     def _of_hidden(self, one: _Compared) -> tuple[str, ...]:
         wrong = [each.path for each in one.results if not each.ok]

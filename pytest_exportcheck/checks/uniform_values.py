@@ -7,7 +7,7 @@ A program that reads but a part of such an input (``lengths[:1].expand(n)``) is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,7 +17,10 @@ from ..observe.observation import GraphObservation
 from ..pytrees import flatten_with_paths
 from ..pytrees.strides import in_layout_of
 
-__all__ = ["Change", "Uniform", "changed_arguments", "changes", "find_uniform"]
+__all__ = [
+    *("Change", "Uniform", "changed_arguments", "changes", "find_uniform"),
+    *("in_memory_of_its_own", "is_expanded"),
+]
 
 Value = bool | int | float
 
@@ -320,15 +323,37 @@ def _of_positions(lane: torch.Tensor, row: tuple[int, ...]) -> list[Change]:
 
 def changed_arguments(arguments: Mapping[str, object], path: str, change: Change) -> dict[str, object]:
     """`arguments` with the change in the tensor at `path`."""
+
+    def changed(tensor: torch.Tensor) -> torch.Tensor:
+        other = tensor.detach().clone(memory_format=torch.contiguous_format)
+        value = change.value
+        other[change.place] = other.new_tensor(value) if isinstance(value, tuple) else value
+        # What is expanded has one element for many: no layout for values that differ.
+        return other if 0 in tensor.stride() else in_layout_of(other, tensor)
+
+    return _with_tensor(arguments, path, changed)
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether several of its elements are one in memory."""
+    return any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def in_memory_of_its_own(arguments: Mapping[str, object], path: str) -> dict[str, object]:
+    """`arguments` with the same values in the tensor at `path`, each in a place of its own."""
+    return _with_tensor(
+        arguments, path, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format)
+    )
+
+
+def _with_tensor(
+    arguments: Mapping[str, object], path: str, make: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, object]:
     made = {}
     for name, value in arguments.items():
         leaves, spec = _pytree.tree_flatten(value)
         for at, (found, leaf) in enumerate(flatten_with_paths(value, name)):
             if found == path and isinstance(leaf, torch.Tensor):
-                other = leaf.detach().clone(memory_format=torch.contiguous_format)
-                made_of = change.value
-                other[change.place] = other.new_tensor(made_of) if isinstance(made_of, tuple) else made_of
-                # What is expanded has one element for many: no layout for values that differ.
-                leaves[at] = other if 0 in leaf.stride() else in_layout_of(other, leaf)
+                leaves[at] = make(leaf)
         made[name] = _pytree.tree_unflatten(leaves, spec)
     return made

@@ -558,7 +558,9 @@ def test_a_model_that_keeps_state_is_asked_each_time(tmp_path: Path) -> None:
     records = [verdict(run, "torch-export", mode)[2] for mode in ("none", "transformers")]
     graph = run.observe("cpu", "float32").graph(None)
     assert graph.stateful
-    assert not graph.answers
+    assert graph.answers.keys() <= {
+        "uniform inputs"
+    }  # what was seen of the inputs: eager gave no such answer
     assert not any("same_graph_as" in record for record in records)
 
 

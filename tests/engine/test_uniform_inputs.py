@@ -408,6 +408,20 @@ def test_where_nothing_but_the_hidden_position_shows_a_mask_the_message_says_so(
     assert stage == "pass", error
 
 
+@pytest.mark.parametrize("exporter", PROGRAMS)
+@pytest.mark.parametrize("asks", [True, False])
+def test_an_input_that_is_expanded_is_not_changed_where_the_model_asks_how_it_lies(
+    asks: bool, exporter: str, tmp_path: Path
+) -> None:
+    right = "return self.lin(x) * given[..., None] + (given.stride(0) == 0)" if asks else BIDIRECTIONAL
+    source = net(right, "torch.ones(1, 1).expand(n, m)")
+    stage, error, record = verdict(make_run(tmp_path, source), exporter)
+    assert stage == "pass", error
+    (entry,) = record["uniform_inputs"]
+    assert entry.get("result") == (None if asks else "agrees")
+    assert ("one in memory" in entry.get("not_judged", "")) is asks
+
+
 ENCODER = """
     class Net(nn.Module):
         def __init__(self):
