@@ -469,10 +469,12 @@ def _run_observed(
         by_masks = explained_by_masks(spec, graph, session, tolerances)
         with explained_by_captured(captured), by_masks, explained_by(exported):
             check_observed_calls(spec, graph, session, tolerances, stages, record, comparisons)
-        if (read := inputs_by_output(exported, request, session)) is not None:
-            check_unread_inputs(spec, graph, session, read, tolerances, record, captured.at)
+        read = inputs_by_output(exported, request, session)
         by_any = None if read is None else frozenset[str]().union(*read.values())
-        check_uniform_inputs(spec, graph, session, by_any, tolerances, record, captured.at)
+        with explained_by(exported):
+            if read is not None:
+                check_unread_inputs(spec, graph, session, read, tolerances, record, captured.at)
+            check_uniform_inputs(spec, graph, session, by_any, tolerances, record, captured.at)
         stages("resize")
         captures = request.captures
         try:

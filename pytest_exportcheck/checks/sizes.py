@@ -16,6 +16,7 @@ from ..observe.relations import broken_example, broken_sizes, relation_note, wit
 from ..observe.resize import nearer_sizes, other_sizes, sizes_from_spec
 from ..observe.shapes import GraphShapes, ThinRelation
 from ..observe.variety import first_accepted, inputs_at
+from ..plurals import counted
 from ..pytrees import clone_tree, flatten_with_paths
 from ..runtimes.base import Session
 from ..spec import ModelSpec
@@ -325,7 +326,7 @@ def check_other_sizes(
 def _warn_of_memory(
     lines: Sequence[str], instead: Sequence[Mapping[str, int]], record: dict[str, Any]
 ) -> None:
-    which = "a size is" if len(lines) == 1 else f"{len(lines)} sizes are"
+    which = f"{counted(len(lines), 'size')} {'is' if len(lines) == 1 else 'are'}"
     nearer = "; ".join(map(sizes_text, instead))
     record.setdefault("warnings", []).append(
         f"{which} not judged for want of memory: {lines[0]}{'; and more' if len(lines) > 1 else ''}"

@@ -35,5 +35,5 @@ def _by_spec(records: Sequence[Mapping[str, Any]], field: str) -> Iterator[tuple
         yield f"{spec}{f' ({graph})' if graph else ''}", list(lines)
 
 
-def _count(lines: Sequence[str]) -> str:
-    return "a size" if len(lines) == 1 else f"{len(lines)} sizes"
+def _count(refusals: Sequence[str]) -> str:
+    return "a size" if len(refusals) == 1 else f"{len(refusals)} sizes"
