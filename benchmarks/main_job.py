@@ -242,7 +242,7 @@ def of_transformers(folder: Path) -> str:
     from pytest_exportcheck.plan import export_cases
     from pytest_exportcheck.spec import load_spec
 
-    done = refused = 0
+    done, refused, last = 0, 0, ""
     for path in sorted((folder / "model_specs").glob("*.yaml")):
         spec = load_spec(path, folder)
         run = SpecRun(spec)
@@ -250,12 +250,16 @@ def of_transformers(folder: Path) -> str:
             graph = run.observe("cpu", "float32", "none").graph(name)
             try:
                 with torch.no_grad():
-                    OnnxExporter(OnnxConfig(dynamic=True)).export(
-                        graph.target.module, graph.example.arguments
+                    OnnxExporter().export(
+                        graph.target.module, dict(graph.example.arguments), OnnxConfig(dynamic=True)
                     )
                 done += 1
-            except Exception:
+            except Exception as error:
                 refused += 1
+                last = f"{type(error).__name__}: {error}"
+    if not done:
+        # No time that anything can be compared with.
+        raise SystemExit(f"the exporter of transformers exports no graph; the last refusal: {last}")
     return f"{done} graphs exported, {refused} refused"
 
 
