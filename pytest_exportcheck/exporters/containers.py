@@ -29,8 +29,8 @@ class SharedContainers:
         #: Alive and by identity: one may be reached by several names.
         self._inside: dict[int, tuple[Any, Any]] = {}
         self._attributes: list[tuple[dict[str, Any], dict[str, tuple[Any, list[Any], Any]]]] = []
+        own = vars(torch.nn.Module())
         for part in module.modules():
-            own = vars(torch.nn.Module())
             held = {
                 name: (value, *flat)
                 for name, value in vars(part).items()

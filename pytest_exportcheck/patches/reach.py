@@ -75,7 +75,9 @@ def parts_of(mode: PatchMode, model: torch.nn.Module) -> dict[str, Any] | None:
     """
     if type(mode).apply not in (NoPatches.apply, PatchList.apply):
         return None
-    reached = _modules_reached(model)
+    patches = active_patches()
+    # Looked for only where a patch asks: it takes milliseconds.
+    reached = _modules_reached(model) if any(map(_module_of_another, patches)) else None
     return {
         patch.name: {
             "target": patch.target,
@@ -85,7 +87,7 @@ def parts_of(mode: PatchMode, model: torch.nn.Module) -> dict[str, Any] | None:
             "scope": patch.scope,
             "rewritten": None if patch.rewritten is None else patch.rewritten.func,
         }
-        for patch in active_patches()
+        for patch in patches
         if reached is None or _module_of_another(patch) in (None, *reached)
     }
 
